@@ -1,0 +1,1 @@
+"""The embedded backend: the SDK's clients in process, on PyTorch, offline."""

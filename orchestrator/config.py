@@ -1,0 +1,281 @@
+"""The configuration of a run: one frozen class, each field with its unit, the meaning of 0 and None, and its drift class.
+
+The drift class says what a resume may change. *Identity* fields make the run what it is and must match what the journal
+began with; *horizon* fields may only be extended; *operational* fields may change freely.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any, Literal
+
+import chz
+
+from orchestrator.errors import ConfigError
+
+RECIPE_PACKAGE = "orchestrator.recipes"
+DEFAULT_RECIPE = "guess_number"
+
+
+class Drift(StrEnum):
+    """What a resume may do to a field."""
+
+    IDENTITY = "identity"
+    """Must be what the run was started with, unless ``allow_drift`` names the field."""
+    HORIZON = "horizon"
+    """May grow: earlier batches keep their order."""
+    OPERATIONAL = "operational"
+    """May change at every resume."""
+
+
+def _identity(default: Any, doc: str) -> Any:
+    return chz.field(default=default, doc=doc, metadata={"drift": Drift.IDENTITY})
+
+
+def _horizon(default: Any, doc: str) -> Any:
+    return chz.field(default=default, doc=doc, metadata={"drift": Drift.HORIZON})
+
+
+def _operational(default: Any, doc: str) -> Any:
+    return chz.field(default=default, doc=doc, metadata={"drift": Drift.OPERATIONAL})
+
+
+@chz.chz
+class LocalConfig:
+    """Options of the embedded backend (``backend=local``); the hosted service ignores them."""
+
+    warm_start: str | None = _identity(
+        None, "module:attribute giving the transcripts that the built-in model is warm-started on; None: random weights"
+    )
+    num_threads: int = _identity(1, "PyTorch threads; part of the identity because results depend on it bit for bit")
+    sample_batch_size: int = _identity(32, "rows of one sampling micro-batch; calls that wait together share one")
+    dtype: Literal["float32", "bfloat16"] = _identity("float32", "number format of the weights of a model directory")
+
+
+@chz.chz
+class Config:
+    """One run. ``key=value`` on the command line, nested keys with dots."""
+
+    # Core
+    recipe: str | None = _operational(
+        DEFAULT_RECIPE, "named set of defaults under orchestrator/recipes; none: start from the plain defaults"
+    )
+    log_path: str = _operational("runs/default", "the run directory; holding a journal, the run resumes")
+    backend: Literal["auto", "tinker", "local"] = _identity(
+        "auto", "tinker: the service (TINKER_API_KEY); local: embedded; auto: tinker where a key is set, else local"
+    )
+    base_url: str | None = _operational(None, "address of a self-hosted Tinker-compatible server; None: the SDK's own")
+    model_name: str = _identity("tiny", "base model: the service's name, a model directory, or tiny (embedded)")
+    lora_rank: int = _identity(32, "rank of the trained adapter; 0: all parameters (embedded backend only)")
+    renderer_name: str = _identity("qwen3_instruct", "tinker-cookbook renderer between messages and tokens")
+    load_checkpoint_path: str | None = _identity(None, "start from these weights, with a fresh optimizer")
+    seed: int = _identity(0, "seed of the adapter, the task order, the sampling and the datum order")
+
+    # Agent and tasks
+    agent: str | None = _identity(None, "module:attribute of an @agl.rollout function or LitAgent")
+    train_file: str | None = _identity(None, "tasks as .jsonl, .csv or .parquet")
+    val_file: str | None = _identity(None, "evaluation tasks, in the same formats")
+    train_dataset: str | None = _identity(None, "module:attribute of a sequence of tasks, or of a function giving one")
+    val_dataset: str | None = _identity(None, "likewise, for evaluation")
+    val_fraction: float = _identity(0.0, "part of the training tasks kept aside for evaluation when none are given")
+    shuffle: bool = _identity(True, "a new task order each epoch, a pure function of seed and epoch")
+    batch_size: int = _identity(32, "tasks, that is groups, in a batch")
+    group_size: int = _identity(4, "rollouts of the same task, whose rewards are compared")
+    n_epochs: int = _horizon(1, "passes over the training tasks")
+    max_batches: int | None = _horizon(None, "stop after this many batches; None: all epochs")
+
+    # Sampling
+    max_tokens: int = _identity(512, "tokens of one reply unless the agent asks for fewer")
+    temperature: float = _identity(1.0, "sampling temperature of training rollouts unless the agent sets one")
+    top_p: float = _identity(1.0, "nucleus of training rollouts; 1: all tokens")
+    top_k: int = _identity(-1, "candidates of training rollouts; -1: all tokens")
+    eval_temperature: float = _identity(0.0, "sampling temperature of evaluation rollouts; 0: greedy")
+    eval_top_p: float = _identity(1.0, "nucleus of evaluation rollouts")
+    eval_top_k: int = _identity(-1, "candidates of evaluation rollouts")
+    eval_group_size: int = _identity(1, "rollouts of each evaluation task")
+
+    # Rollouts
+    concurrency: int = _operational(64, "rollouts under way at once")
+    rollout_timeout_seconds: float = _operational(600.0, "a rollout that takes longer is timed_out")
+    on_failure: Literal["drop_member", "drop_group", "stop"] = _identity(
+        "drop_member", "what becomes of a rollout that did not succeed once its retries are used up"
+    )
+    max_retries: int = _identity(0, "how often a rollout that did not succeed is tried again")
+    remove_constant_reward_groups: bool = _identity(True, "leave out groups whose rewards are all equal")
+    max_no_progress_batches: int = _operational(3, "stop after this many batches in a row without an optimizer step")
+
+    # Training
+    learning_rate: float = _identity(1e-4, "Adam learning rate, at the first batch")
+    final_learning_rate: float | None = _identity(
+        None, "Adam learning rate at the last batch the run was started for, reached linearly; None: constant"
+    )
+    loss_fn: Literal["importance_sampling", "ppo", "cispo"] = _identity("importance_sampling", "policy-gradient loss")
+    clip_low_threshold: float | None = _identity(None, "lower bound of the probability ratio; None: the loss's own")
+    clip_high_threshold: float | None = _identity(None, "upper bound of the probability ratio; None: the loss's own")
+    num_epochs: int = _identity(1, "passes over a batch's datums, each in a new order")
+    num_substeps: int = _identity(1, "optimizer steps in one pass")
+    kl_penalty_coef: float = _identity(0.0, "weight of the KL penalty against the base model; 0: none")
+    kl_discount_factor: float = _identity(0.0, "discount of the penalty's future sums; 0: none")
+
+    # Evaluation and checkpoints
+    eval_every: int = _operational(20, "batches between evaluations; 0: never. The final weights always are, unless 0")
+    save_every: int = _operational(20, "batches between checkpoints that keep sampler, weights and optimizer; 0: none")
+    rolling_save_every: int = _operational(5, "batches between rolling checkpoints (weights and optimizer); 0: none")
+    ttl_seconds: int | None = _operational(
+        604_800, "lifetime of checkpoints and samplers but the final; None: for ever"
+    )
+    rolling_ttl_seconds: int | None = _operational(86_400, "lifetime of rolling checkpoints; None: for ever")
+
+    # Operation
+    gateway_port: int = _operational(0, "loopback port that agents call; 0: any free one")
+    backend_timeout_seconds: float = _operational(3_600.0, "longest wait for one reply of the backend")
+    state_timeout_seconds: float = _operational(86_400.0, "longest time in one state")
+    grace_seconds: float = _operational(10.0, "time given to what is in flight after SIGTERM or SIGINT")
+    max_attempts: int = _operational(3, "failures of the same batch and state before the run refuses to go on")
+    allow_drift: tuple[str, ...] = _operational(
+        (), "identity fields that may differ from the journal's, comma-separated"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _operational("info", "least level shown on the console")
+
+    local: LocalConfig = chz.field(default_factory=LocalConfig, doc="options of the embedded backend")
+
+
+def load_config(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -> Config:
+    """The configuration that ``key=value`` arguments ask for: defaults < recipe < ``config=FILE.toml`` < arguments.
+
+    Raises:
+        ConfigError: an argument is no ``key=value``, names no field (answered with a suggestion) or has a wrong type;
+            the recipe or the file does not exist; a value is out of its range.
+    """
+    given = dict(_split(argument) for argument in arguments)
+    file_path = given.pop("config", None)
+    file_values = {} if file_path is None else _read_toml(Path(file_path))
+    recipe = str(given.get("recipe", file_values.get("recipe", DEFAULT_RECIPE)))
+    layers: dict[str, Mapping[str, Any]] = {
+        f"recipe {recipe}": {} if recipe.lower() == "none" else recipe_overrides(recipe),
+        f"{file_path}": file_values,
+        "the command line": {key: chz.blueprint.Castable(value) for key, value in given.items()},
+    }
+    blueprint = chz.Blueprint(Config).apply({"recipe": recipe}, layer_name="default")
+    for layer_name, values in layers.items():
+        blueprint = blueprint.apply(dict(values), layer_name=layer_name)
+    try:
+        config = blueprint.make()
+    except (chz.blueprint.InvalidBlueprintArg, chz.blueprint.ExtraneousBlueprintArg, TypeError) as error:
+        raise ConfigError(f"{_first_lines(error)} (`python -m orchestrator run --help` lists the fields)") from error
+    if config.backend == "auto":
+        config = chz.replace(config, backend="tinker" if environ.get("TINKER_API_KEY") else "local")
+    _check(config)
+    return config
+
+
+def recipe_overrides(recipe: str) -> dict[str, Any]:
+    """The configuration values of ``orchestrator/recipes/<recipe>.py``.
+
+    Raises:
+        ConfigError: there is no such recipe; the message lists those that exist.
+    """
+    name = f"{RECIPE_PACKAGE}.{recipe}"
+    if find_spec(name) is None:
+        known = ", ".join(sorted(module.name for module in iter_modules(import_module(RECIPE_PACKAGE).__path__)))
+        raise ConfigError(f"recipe={recipe}: no recipe has that name; there are: {known}")
+    return dict(import_module(name).OVERRIDES)
+
+
+def field_drifts() -> dict[str, Drift]:
+    """The drift class of every field, nested ones with dots, e.g. ``local.num_threads``."""
+    return {
+        prefix + name: field.metadata["drift"]
+        for prefix, owner in (("", Config), ("local.", LocalConfig))
+        for name, field in chz.chz_fields(owner).items()
+        if field.metadata
+    }
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Every field's value under its dotted name, as JSON values."""
+    values: dict[str, Any] = {}
+    for name in field_drifts():
+        owner, _, attribute = name.rpartition(".")
+        value = getattr(config.local if owner else config, attribute)
+        values[name] = list(value) if isinstance(value, tuple) else value
+    return values
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(line for line in str(error).split("\n\n")[0].splitlines() if not line.startswith("Append"))
+
+
+def _split(argument: str) -> tuple[str, str]:
+    key, separator, value = argument.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"argument {argument!r}: expected key=value, e.g. log_path=runs/first")
+    return key, value
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    """The file's values under dotted names; TOML arrays become tuples and whole numbers may stand for fractions."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"config={path}: cannot be read as TOML: {error}") from error
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        nested = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
+        flat |= {name: tuple(item) if isinstance(item, list) else item for name, item in nested.items()}
+    return flat
+
+
+def _check(config: Config) -> None:
+    """Refuses values that could only fail later.
+
+    Raises:
+        ConfigError: naming field, value and what is expected.
+    """
+    at_least = {
+        1: (
+            "batch_size",
+            "group_size",
+            "n_epochs",
+            "max_batches",
+            "max_tokens",
+            "eval_group_size",
+            "concurrency",
+            "max_no_progress_batches",
+            "num_epochs",
+            "num_substeps",
+            "max_attempts",
+        ),
+        0: (
+            "lora_rank",
+            "max_retries",
+            "eval_every",
+            "save_every",
+            "rolling_save_every",
+            "learning_rate",
+            "temperature",
+            "eval_temperature",
+            "kl_penalty_coef",
+            "kl_discount_factor",
+            "grace_seconds",
+            "gateway_port",
+        ),
+    }
+    for least, names in at_least.items():
+        for name in names:
+            value = getattr(config, name)
+            if value is not None and not value >= least:
+                raise ConfigError(f"{name}={value}: expected at least {least}")
+    for name in ("rollout_timeout_seconds", "backend_timeout_seconds", "state_timeout_seconds"):
+        if not getattr(config, name) > 0:
+            raise ConfigError(f"{name}={getattr(config, name)}: expected more than 0")
+    if not 0 <= config.val_fraction < 1:
+        raise ConfigError(f"val_fraction={config.val_fraction}: expected at least 0 and less than 1")
+    unknown = set(config.allow_drift) - set(field_drifts()) - {"dataset"}
+    if unknown:
+        raise ConfigError(f"allow_drift={','.join(sorted(unknown))}: no such field; `dataset` allows changed tasks")

@@ -1,0 +1,3 @@
+"""placeholder"""
+
+OVERRIDES = {"batch_size": 7}

@@ -1,0 +1,1 @@
+"""What people see: logs, metrics, progress and status."""

@@ -1,0 +1,1 @@
+"""Datums, checkpoints and the redoing of train steps."""
