@@ -1,4 +1,4 @@
-"""The configuration of a run: one frozen class, each field with its unit, the meaning of 0 and None, and its drift class.
+"""The configuration of a run: one frozen class, each field with its unit, what 0 and None mean, and its drift class.
 
 The drift class says what a resume may change. *Identity* fields make the run what it is and must match what the journal
 began with; *horizon* fields may only be extended; *operational* fields may change freely.
@@ -33,16 +33,20 @@ class Drift(StrEnum):
     """May change at every resume."""
 
 
+def _field(default: Any, doc: str, drift: Drift) -> Any:
+    return chz.field(default=default, doc=doc, metadata={"drift": drift, "default": default, "doc": doc})
+
+
 def _identity(default: Any, doc: str) -> Any:
-    return chz.field(default=default, doc=doc, metadata={"drift": Drift.IDENTITY})
+    return _field(default, doc, Drift.IDENTITY)
 
 
 def _horizon(default: Any, doc: str) -> Any:
-    return chz.field(default=default, doc=doc, metadata={"drift": Drift.HORIZON})
+    return _field(default, doc, Drift.HORIZON)
 
 
 def _operational(default: Any, doc: str) -> Any:
-    return chz.field(default=default, doc=doc, metadata={"drift": Drift.OPERATIONAL})
+    return _field(default, doc, Drift.OPERATIONAL)
 
 
 @chz.chz
@@ -77,7 +81,7 @@ class Config:
     seed: int = _identity(0, "seed of the adapter, the task order, the sampling and the datum order")
 
     # Agent and tasks
-    agent: str | None = _identity(None, "module:attribute of an @agl.rollout function or LitAgent")
+    agent: str = _identity("", "module:attribute of an @agl.rollout function or LitAgent; required")
     train_file: str | None = _identity(None, "tasks as .jsonl, .csv or .parquet")
     val_file: str | None = _identity(None, "evaluation tasks, in the same formats")
     train_dataset: str | None = _identity(None, "module:attribute of a sequence of tasks, or of a function giving one")
@@ -124,7 +128,7 @@ class Config:
 
     # Evaluation and checkpoints
     eval_every: int = _operational(20, "batches between evaluations; 0: never. The final weights always are, unless 0")
-    save_every: int = _operational(20, "batches between checkpoints that keep sampler, weights and optimizer; 0: none")
+    save_every: int = _operational(20, "batches between checkpoints of sampler, weights and optimizer; 0: none")
     rolling_save_every: int = _operational(5, "batches between rolling checkpoints (weights and optimizer); 0: none")
     ttl_seconds: int | None = _operational(
         604_800, "lifetime of checkpoints and samplers but the final; None: for ever"
@@ -189,12 +193,12 @@ def recipe_overrides(recipe: str) -> dict[str, Any]:
 
 def field_drifts() -> dict[str, Drift]:
     """The drift class of every field, nested ones with dots, e.g. ``local.num_threads``."""
-    return {
-        prefix + name: field.metadata["drift"]
-        for prefix, owner in (("", Config), ("local.", LocalConfig))
-        for name, field in chz.chz_fields(owner).items()
-        if field.metadata
-    }
+    return {name: metadata["drift"] for name, metadata in _fields().items()}
+
+
+def field_docs() -> list[str]:
+    """``name=default  meaning`` for every field, nested ones with dots."""
+    return [f"{name}={metadata['default']}".ljust(44) + f" {metadata['doc']}" for name, metadata in _fields().items()]
 
 
 def flatten(config: Config) -> dict[str, Any]:
@@ -205,6 +209,15 @@ def flatten(config: Config) -> dict[str, Any]:
         value = getattr(config.local if owner else config, attribute)
         values[name] = list(value) if isinstance(value, tuple) else value
     return values
+
+
+def _fields() -> dict[str, dict[str, Any]]:
+    return {
+        prefix + name: field.metadata
+        for prefix, owner in (("", Config), ("local.", LocalConfig))
+        for name, field in chz.chz_fields(owner).items()
+        if field.metadata
+    }
 
 
 def _first_lines(error: Exception) -> str:
@@ -237,6 +250,8 @@ def _check(config: Config) -> None:
     Raises:
         ConfigError: naming field, value and what is expected.
     """
+    if not config.agent:
+        raise ConfigError("agent: expected module:attribute of an @agl.rollout function, e.g. agent=my_agents:solve")
     at_least = {
         1: (
             "batch_size",

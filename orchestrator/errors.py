@@ -26,6 +26,11 @@ EXIT_FINISHED = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_REFUSED = 3
+EXIT_INTERRUPTED = 130
+
+
+class StopRequested(Exception):  # noqa: N818 - the caller asked for it
+    """Work was left off because the run is asked to stop; everything stored and journaled so far stands."""
 
 
 class OrchestratorError(Exception):

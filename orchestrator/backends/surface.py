@@ -44,7 +44,7 @@ class TrainingClient(Protocol):
         """Adds the gradients of the summed token losses; returns per-datum ``logprobs``."""
         ...
 
-    async def optim_step_async(self, adam_params: types.AdamParams) -> Future[types.OptimStepResponse]:
+    async def optim_step_async(self, adam_params: types.AdamParams, /) -> Future[types.OptimStepResponse]:
         """One Adam step on the gathered gradients, which are then cleared."""
         ...
 

@@ -1,1 +1,1 @@
-"""From tasks to trajectories: the dataset, the gateway that agents call, the runners, and what is stored of each rollout."""
+"""From tasks to trajectories: the dataset, the gateway that agents call, the runners, what is stored of a rollout."""

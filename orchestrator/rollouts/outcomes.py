@@ -9,8 +9,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Literal
 
+from orchestrator.errors import SideFileDamagedError
+from orchestrator.journal.durable import LineFile, sha256_of
 from orchestrator.names import batch_name
 
 Mode = Literal["train", "eval"]
@@ -127,3 +130,39 @@ def count_outcomes(rollouts: Sequence[StoredRollout]) -> dict[str, int]:
     for rollout in rollouts:
         counts[rollout.outcome] += 1
     return counts
+
+
+def totals(rollouts: Sequence[StoredRollout]) -> dict[str, Any]:
+    """What the journal keeps of a state's rollouts: outcomes of the finished, tokens of all attempts, the first error.
+
+    Errors may quote a prompt, so only the type and the place of the first one are told; the stored line has it whole.
+    """
+    failed = [rollout for rollout in rollouts if rollout.last and rollout.outcome is not Outcome.SUCCEEDED]
+    return {
+        "outcomes": count_outcomes([rollout for rollout in rollouts if rollout.last]),
+        "sampled_tokens": sum(rollout.sampled_tokens for rollout in rollouts),
+        "prompt_tokens": sum(len(turn.prompt_tokens) for rollout in rollouts for turn in rollout.turns),
+        "first_error": f"{failed[0].key}: {failed[0].outcome}" if failed else None,
+    }
+
+
+def rollout_path(log_path: Path, batch: int, mode: Mode) -> Path:
+    """Where the rollouts of ``batch`` are stored."""
+    return log_path / "rollouts" / f"{batch_name(batch)}.{mode}.jsonl"
+
+
+def read_rollouts(path: Path, *, sha256: str) -> list[StoredRollout]:
+    """Every attempt in a finished file of rollouts.
+
+    Raises:
+        SideFileDamagedError: the file is missing, or is not the one that the journal speaks of.
+    """
+    if not path.exists():
+        raise SideFileDamagedError(f"{path}: the stored rollouts are missing; restore the file from a backup")
+    found = sha256_of(path)
+    if found != sha256:
+        raise SideFileDamagedError(
+            f"{path}: sha256 is {found}, the journal says {sha256}: the file was changed since it was finished; "
+            "restore it from a backup"
+        )
+    return [StoredRollout.from_json(line) for line in LineFile.read_lines(path)]

@@ -1,0 +1,206 @@
+"""Saved weights on disk: written whole or not at all, with a lifetime, and tied to the base model they belong to."""
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import orjson
+import safetensors.torch
+from torch import Tensor
+
+from orchestrator.backends.local.model import AdapterSpec
+from orchestrator.backends.local.status_errors import bad_request, conflict, not_found
+
+Kind = Literal["weights", "sampler_weights"]
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_PATH = re.compile(rf"(?:local|tinker)://([0-9]+)/(weights|sampler_weights)/({_NAME.pattern})")
+_UNFINISHED = ".unfinished-"
+_METADATA, _MODEL, _OPTIMIZER = "metadata.json", "model.safetensors", "optimizer.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What is known about a checkpoint beside its tensors; times are Unix seconds."""
+
+    base_model: str
+    base_fingerprint: str
+    adapter: AdapterSpec
+    created_at: float
+    expires_at: float | None
+    """None: it stays until it is deleted."""
+    user_metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A live checkpoint."""
+
+    path: str
+    directory: Path
+    metadata: Metadata
+
+    def weights(self) -> dict[str, Tensor]:
+        """The saved weights, float32, by parameter name."""
+        return _load(self.directory / _MODEL)
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """The saved optimizer state. Raises ``tinker.BadRequestError`` when it was saved for sampling only."""
+        if not (self.directory / _OPTIMIZER).exists():
+            raise bad_request(f"{self.path} holds no optimizer state: it can be loaded without optimizer only")
+        return _load(self.directory / _OPTIMIZER)
+
+
+class CheckpointStore:
+    """The checkpoints of one run, at ``local://<model id>/<kind>/<name>``, which is a directory under ``<root>``.
+
+    As on the service, every training client saves under a model id of its own, so a name stands for one set of weights
+    even where the same batch was trained again, with other settings, by a later process. ``tinker://<model id>/...``
+    means the same as ``local://<model id>/...``.
+
+    A checkpoint is a directory that appears by one rename after its files are on disk, so a killed process leaves
+    either all of it or nothing under its name. One process writes a store at a time: the run directory's lock sees to
+    it. What has expired is gone for every purpose, and is removed when the store is opened.
+    """
+
+    def __init__(self, root: Path, *, now: Callable[[], float] = time.time) -> None:
+        """Opens the store, clearing away what was left unfinished or has expired; ``now`` gives Unix seconds."""
+        self._root = root
+        self._now = now
+        for directory in [*root.glob("*/weights/*"), *root.glob("*/sampler_weights/*")]:
+            if directory.name.startswith(_UNFINISHED) or self._expired(_read_metadata(directory)):
+                _remove(directory)
+
+    def new_model_id(self) -> str:
+        """A model id that no other training client of this run has, e.g. ``0002``."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        taken = [int(directory.name) for directory in self._root.iterdir() if directory.name.isdecimal()]
+        model_id = f"{max(taken, default=-1) + 1:04d}"
+        (self._root / model_id).mkdir()
+        return model_id
+
+    def save(
+        self,
+        model_id: str,
+        kind: Kind,
+        name: str,
+        *,
+        base_model: str,
+        base_fingerprint: str,
+        adapter: AdapterSpec,
+        weights: Mapping[str, Tensor],
+        optimizer_state: Mapping[str, Tensor] | None = None,
+        ttl_seconds: int | None = None,
+        user_metadata: Mapping[str, str] | None = None,
+        overwrite: bool = False,
+    ) -> str:
+        """Saves under ``name`` and gives the path.
+
+        Raises:
+            tinker.ConflictError: the name is taken by a live checkpoint and not ``overwrite``.
+            tinker.BadRequestError: the name cannot be part of a path, or ``ttl_seconds`` is not positive.
+        """
+        if not _NAME.fullmatch(name):
+            raise bad_request(f"checkpoint name {name!r}: expected letters, digits, dots, dashes and underscores")
+        if ttl_seconds is not None and ttl_seconds <= 0:
+            raise bad_request(f"checkpoint {name}: ttl_seconds={ttl_seconds}, expected more than 0 or None")
+        target = self._root / model_id / kind / name
+        path = f"local://{model_id}/{kind}/{name}"
+        if target.exists() and not overwrite and not self._expired(_read_metadata(target)):
+            raise conflict(f"{path} exists already: choose another name, adopt it, or overwrite", {"path": path})
+        created_at = self._now()
+        metadata = Metadata(
+            base_model=base_model,
+            base_fingerprint=base_fingerprint,
+            adapter=adapter,
+            created_at=created_at,
+            expires_at=None if ttl_seconds is None else created_at + ttl_seconds,
+            user_metadata=dict(user_metadata or {}),
+        )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
+        _write(unfinished / _METADATA, orjson.dumps(asdict(metadata), option=orjson.OPT_INDENT_2))
+        _write(unfinished / _MODEL, safetensors.torch.save(dict(weights)))
+        if optimizer_state is not None:
+            _write(unfinished / _OPTIMIZER, safetensors.torch.save(dict(optimizer_state)))
+        sync_directory(unfinished)
+        if target.exists():
+            _remove(target)
+        unfinished.rename(target)
+        sync_directory(target.parent)
+        return path
+
+    def find(self, path: str) -> Checkpoint:
+        """The live checkpoint of a ``local://`` path, or of a checkpoint directory of this or another run.
+
+        Raises:
+            tinker.NotFoundError: it was deleted, has expired or never was.
+        """
+        directory = self._directory(path)
+        if not (directory / _METADATA).is_file():
+            raise not_found(
+                f"{path}: no such checkpoint (looked for {directory / _METADATA}); it may have been deleted"
+            )
+        metadata = _read_metadata(directory)
+        if self._expired(metadata):
+            raise not_found(f"{path} has expired: it was kept until {metadata.expires_at} (Unix seconds)")
+        return Checkpoint(path, directory, metadata)
+
+    def delete(self, path: str) -> None:
+        """Deletes a checkpoint of this store.
+
+        Raises:
+            tinker.NotFoundError: it is gone already.
+            tinker.BadRequestError: it belongs to another run.
+        """
+        if not _PATH.fullmatch(path):
+            raise bad_request(f"{path}: only this run's own local:// checkpoints can be deleted")
+        _remove(self.find(path).directory)
+
+    def _directory(self, path: str) -> Path:
+        match = _PATH.fullmatch(path)
+        return self._root.joinpath(*match.groups()) if match else Path(path)
+
+    def _expired(self, metadata: Metadata) -> bool:
+        return metadata.expires_at is not None and metadata.expires_at <= self._now()
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes renames in ``directory`` and its new entries durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = safetensors.torch.load_file(path)
+    return tensors
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_metadata(directory: Path) -> Metadata:
+    fields = orjson.loads((directory / _METADATA).read_bytes())
+    return Metadata(**{**fields, "adapter": AdapterSpec(**fields["adapter"])})
+
+
+def _remove(directory: Path) -> None:
+    """Removes a checkpoint so that a kill on the way leaves it whole or unfinished, never half there."""
+    doomed = directory.with_name(f"{_UNFINISHED}{directory.name}")
+    if directory != doomed and not directory.name.startswith(_UNFINISHED):
+        directory.rename(doomed)
+        directory = doomed
+    shutil.rmtree(directory)

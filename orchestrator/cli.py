@@ -1,0 +1,112 @@
+"""The commands and their exit codes; what is slow to import is imported by the command that needs it."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from orchestrator import __version__
+from orchestrator.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, OrchestratorError
+
+EXIT_CODES = "exit codes: 0 finished; 1 failed, resumable; 2 usage or configuration error, nothing started; 3 refused \
+(drift, damage, lock); 130 or 143 interrupted, resumable"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Carries out one command and returns its exit code; every error is one message on stderr."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parser(arguments).parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except OrchestratorError as error:
+        print(f"orchestrator: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output (head, less) went away: there is nobody left to tell.
+        sys.stderr.close()
+        return EXIT_FAILED
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m orchestrator",
+        description="Crash-safe reinforcement-learning post-training of LLM agents.",
+        epilog=EXIT_CODES,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    run = commands.add_parser(
+        "run",
+        help="start a run, or resume what log_path holds",
+        description="Starts a run, or resumes the one that log_path holds. Without TINKER_API_KEY it trains on the "
+        "embedded backend.",
+        epilog=_fields_help() if {"-h", "--help"} & set(arguments) else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument("settings", nargs="*", metavar="key=value", help="recipe=NAME, config=FILE.toml, or a field below")
+    run.set_defaults(command=_run)
+
+    status = commands.add_parser("status", help="where a run is, why, and what a resume would do and cost")
+    status.add_argument("log_path", type=Path)
+    status.add_argument("--json", action="store_true", help="one JSON object")
+    status.set_defaults(command=_status)
+
+    journal = commands.add_parser("journal", help="the story of a run, from its journal")
+    journal.add_argument("log_path", type=Path)
+    journal.add_argument("--follow", action="store_true", help="go on printing as the run goes on")
+    journal.add_argument("--json", action="store_true", help="the records as they are stored")
+    journal.add_argument("--batch", type=int, metavar="N", help="only records of batch N")
+    journal.set_defaults(command=_journal)
+
+    graph = commands.add_parser("graph", help="the machine as a Mermaid diagram")
+    graph.set_defaults(command=_graph)
+    return parser
+
+
+def _fields_help() -> str:
+    """Every field of the configuration with its default and meaning."""
+    from orchestrator.config import field_docs  # not needed by the other commands' start
+
+    return "\n".join(["fields (nested ones with dots):", *(f"  {line}" for line in field_docs()), "", EXIT_CODES])
+
+
+def _run(options: argparse.Namespace) -> int:
+    # The libraries of the run take seconds to import, which no other command should wait for.
+    from orchestrator.config import load_config
+
+    config = load_config(options.settings)
+    from orchestrator.run import run_to_end
+
+    return run_to_end(config)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from orchestrator.reporting.status import read_status  # start-up time
+
+    status = read_status(options.log_path)
+    print(json.dumps(status.to_json()) if options.json else "\n".join(status.lines()))
+    return EXIT_FINISHED
+
+
+def _journal(options: argparse.Namespace) -> int:
+    from orchestrator.journal.log import require_journal  # start-up time
+    from orchestrator.journal.records import encode
+    from orchestrator.reporting.story import follow_records, story_line
+
+    records = require_journal(options.log_path).records
+    for record in follow_records(options.log_path) if options.follow else records:
+        if options.batch is None or record.fields.get("batch") == options.batch:
+            print(encode(record).decode().rstrip() if options.json else story_line(record), flush=options.follow)
+    return EXIT_FINISHED
+
+
+def _graph(_options: argparse.Namespace) -> int:
+    from orchestrator.reporting.diagram import mermaid  # start-up time
+
+    print(mermaid())
+    return EXIT_FINISHED

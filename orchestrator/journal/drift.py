@@ -1,0 +1,75 @@
+"""What a resume may not change unasked: the configuration, the tasks, and how often the same state has failed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.config import Config, Drift, field_drifts, flatten
+from orchestrator.errors import DriftError, TooManyAttemptsError
+from orchestrator.journal.recovery import RunState
+
+DATASET = "dataset"
+"""The name under which ``allow_drift`` accepts changed tasks."""
+
+
+def check_drift(run: RunState, config: Config, dataset: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Compares what this process would run with what the run's newest process ran, which holds all accepted drift.
+
+    Identity fields and the dataset fingerprint must be equal, horizon fields may grow, operational fields are free.
+
+    Returns:
+        What differs and ``config.allow_drift`` accepts, as ``{"field", "old", "new"}``, to be journaled.
+
+    Raises:
+        DriftError: something else differs; it names every such field, old and new, before anything is spent.
+    """
+    new = flatten(config)
+    compared = [
+        (name, run.config.get(name), new[name])
+        for name, drift in field_drifts().items()
+        if drift is Drift.IDENTITY or (drift is Drift.HORIZON and not _grows(run.config.get(name), new[name]))
+    ]
+    compared.append((DATASET, run.dataset, dict(dataset)))
+    drifts = [{"field": name, "old": old, "new": found} for name, old, found in compared if old != found]
+    refused = [drift for drift in drifts if drift["field"] not in config.allow_drift]
+    if refused:
+        differences = "; ".join(_words(drift) for drift in refused)
+        fields = ",".join(drift["field"] for drift in refused)
+        raise DriftError(
+            f"log_path={config.log_path}: run {run.run_id}, at {run.state} of batch {run.batch}, was started "
+            f"otherwise: {differences}. Use the old values, give another log_path, or accept with allow_drift={fields}"
+        )
+    return drifts
+
+
+def check_attempts(run: RunState, config: Config) -> None:
+    """Stops a loop of failures; a kill is not one, since people kill on purpose.
+
+    Raises:
+        TooManyAttemptsError: the current batch and state failed ``max_attempts`` times; it tells the last error.
+    """
+    if run.failures < config.max_attempts:
+        return
+    last_error = run.last_stop.error if run.last_stop else None
+    raise TooManyAttemptsError(
+        f"log_path={config.log_path}: {run.state} of batch {run.batch} failed {run.failures} times, "
+        f"max_attempts={config.max_attempts}; the last error was: {last_error or 'not recorded'}. "
+        f"Remove its cause, then resume with max_attempts={run.failures + 1} or more"
+    )
+
+
+def _grows(old: int | None, new: int | None) -> bool:
+    """Whether a horizon stays or grows; None is the farthest, all there is."""
+    return new is None or (old is not None and new >= old)
+
+
+def _words(drift: Mapping[str, Any]) -> str:
+    if drift["field"] != DATASET:
+        return f"{drift['field']} was {drift['old']!r} and is {drift['new']!r}"
+    return f"the dataset fingerprint was {_fingerprint(drift['old'])} and is {_fingerprint(drift['new'])}"
+
+
+def _fingerprint(dataset: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{split}: {part['rows']} rows sha256 {part['sha256'][:12]}" if part else f"{split}: none"
+        for split, part in dataset.items()
+    )

@@ -1,0 +1,183 @@
+"""The recovery plan: what a resume would keep, restore, redo and pay, told before anything is done."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+
+from orchestrator.errors import SideFileDamagedError
+from orchestrator.journal.durable import LineFile
+from orchestrator.journal.recovery import Checkpoint, RunState
+from orchestrator.names import State, batch_name
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What resuming a run would do."""
+
+    run_id: str
+    """Empty: a new run."""
+    finished: bool
+    batch: int
+    num_batches: int
+    state: State
+    mode: Literal["train", "eval"] | None
+    """Which rollouts the state collects; None: none."""
+    kept_rollouts: int
+    """Finished rollouts of that mode stored for this batch."""
+    total_rollouts: int
+    """How many there will be."""
+    weights_needed: bool
+    """Whether a train step or a sampler save remains."""
+    checkpoint: Checkpoint | None
+    """What is restored, if it still lives; None: nothing, or the weights the run began with."""
+    redone_batches: tuple[int, ...]
+    """Train steps to redo from their stored datums, after that restore."""
+    sampled_tokens: int | None
+    """Estimate for the missing rollouts of this state; None: nothing to estimate it from."""
+    trained_tokens: int | None
+    """In the redone train steps; None: their results do not say."""
+    processes: int
+    kills: int
+    failures: int
+    """Processes that failed in this batch and state."""
+    last_reason: str | None
+    """Why the last process that could say so stopped."""
+    last_error: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values under the field names."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The plan in words: a line each for where, what is kept, redone and paid, and what went before."""
+        if self.finished:
+            return [f"nothing to do: the run has finished, {self.num_batches} batches"]
+        if not self.run_id:
+            return ["a new run starts at batch 0"]
+        lines = [f"resumes at {self.state} of batch {self.batch}, of {self.num_batches} batches"]
+        if self.mode is not None:
+            lines.append(f"kept: {self.kept_rollouts} of {self.total_rollouts} {self.mode} rollouts")
+        lines.append(f"weights: {self._weights()}")
+        lines.append(f"cost: {_about(self.sampled_tokens)} sampled, {_about(self.trained_tokens)} trained again")
+        lines.append(f"so far: {_count(self.processes, 'process', 'es')}, {self.kills} of them killed")
+        if self.last_reason is not None:
+            lines.append(f"last stop: {self.last_reason}" + (f" ({self.last_error})" if self.last_error else ""))
+        if self.failures:
+            lines.append(f"this batch and state failed {_count(self.failures, 'time')}")
+        return lines
+
+    def _weights(self) -> str:
+        if not self.weights_needed:
+            return "not needed, nothing is restored"
+        if self.checkpoint is None:
+            restored = "those the run began with"
+        else:
+            expiry = f", expires {self.checkpoint.expires_at}" if self.checkpoint.expires_at else ""
+            restored = (
+                f"checkpoint {self.checkpoint.name} ({_count(self.checkpoint.batch, 'batch', 'es')} trained{expiry})"
+            )
+        if not self.redone_batches:
+            return f"{restored}, no train step redone"
+        first, last = self.redone_batches[0], self.redone_batches[-1]
+        steps = f"batch {first}" if first == last else f"{len(self.redone_batches)} batches, {first} to {last},"
+        return f"{restored}, then train steps of {steps} redone from stored datums"
+
+
+def make_plan(run: RunState, log_path: Path) -> Plan:
+    """What resuming ``run`` would do; reads its stored rollouts and writes nothing.
+
+    Whether the checkpoint still lives is for the service to say; if it does not, an older one and more batches follow.
+
+    Raises:
+        SideFileDamagedError: a line of the stored rollouts is not one.
+    """
+    mode, total = _rollouts_due(run)
+    stored = [] if mode is None else _stored_rollouts(log_path / "rollouts" / f"{batch_name(run.batch)}.{mode}.jsonl")
+    kept = len({(rollout["group"], rollout["member"]) for rollout in stored if rollout["last"]})
+    weights_needed = run.batch < run.num_batches and not (run.state is State.LOG and run.batch == run.num_batches - 1)
+    trained = run.batch + (run.state in {State.SWAP_SAMPLER, State.LOG})
+    usable = [checkpoint for checkpoint in run.checkpoints if checkpoint.batch <= trained] if weights_needed else []
+    checkpoint = max(reversed(usable), key=lambda live: live.batch, default=None)  # of equals the newest
+    redone = range(0 if checkpoint is None else checkpoint.batch, trained if weights_needed else 0)
+    return Plan(
+        run_id=run.run_id,
+        finished=run.finished,
+        batch=run.batch,
+        num_batches=run.num_batches,
+        state=run.state,
+        mode=mode,
+        kept_rollouts=kept,
+        total_rollouts=total,
+        weights_needed=weights_needed,
+        checkpoint=checkpoint,
+        redone_batches=tuple(batch for batch in redone if not _train_result(run, batch).get("skipped")),
+        sampled_tokens=_sampled_tokens(run, stored, missing=total - kept),
+        trained_tokens=_sum_or_none(_train_result(run, batch).get("trained_tokens") for batch in redone),
+        processes=run.processes,
+        kills=run.kills,
+        failures=run.failures,
+        last_reason=run.last_stop.reason if run.last_stop else None,
+        last_error=run.last_stop.error if run.last_stop else None,
+    )
+
+
+def _rollouts_due(run: RunState) -> tuple[Literal["train", "eval"] | None, int]:
+    """The mode that the current state collects and how many rollouts that makes."""
+    if run.state is State.ROLLOUT:
+        return "train", run.config["batch_size"] * run.config["group_size"]
+    validation = run.dataset.get("val")
+    every = run.config.get("eval_every", 0)
+    due = every and validation and (run.batch % every == 0 or run.batch == run.num_batches)
+    if run.state is State.MAYBE_EVALUATE and validation and due:
+        return "eval", validation["rows"] * run.config["eval_group_size"]
+    return None, 0
+
+
+def _stored_rollouts(path: Path) -> list[dict[str, Any]]:
+    rollouts = []
+    for number, line in enumerate(LineFile.read_lines(path), start=1):
+        try:
+            rollout = orjson.loads(line)
+            fields = {name: rollout[name] for name in ("group", "member", "last")}
+            fields["sampled_tokens"] = sum(len(turn["sampled_tokens"]) for turn in rollout["turns"])
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise SideFileDamagedError(
+                f"{path}, line {number}: not a stored rollout ({error!r}). "
+                "Restore the file from a copy, or delete the line to sample that rollout again"
+            ) from error
+        rollouts.append(fields)
+    return rollouts
+
+
+def _sampled_tokens(run: RunState, stored: list[dict[str, Any]], *, missing: int) -> int | None:
+    """``missing`` rollouts at the mean number of tokens of those known: finished batches' and the stored ones."""
+    if missing <= 0:
+        return 0
+    state, name = (run.state, "sampled_tokens" if run.state is State.ROLLOUT else "tokens")
+    tokens, count = sum(rollout["sampled_tokens"] for rollout in stored), len(stored)
+    for facts in run.batches.values():
+        result = facts.results.get(state, {})
+        if isinstance(result.get(name), int) and result.get("outcomes"):
+            tokens += result[name]
+            count += sum(result["outcomes"].values())
+    return round(missing * tokens / count) if count else None
+
+
+def _train_result(run: RunState, batch: int) -> dict[str, Any]:
+    return run.result(batch, State.TRAIN_STEP) or {}
+
+
+def _sum_or_none(values: Iterable[int | None]) -> int | None:
+    known = list(values)
+    return None if None in known else sum(value or 0 for value in known)
+
+
+def _about(tokens: int | None) -> str:
+    return "an unknown number of tokens" if tokens is None else f"about {tokens:,} tokens" if tokens else "no token"
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{plural}"

@@ -1,0 +1,249 @@
+"""Logging: every line, third-party ones included, as JSON in ``log.jsonl``; our own, readable, on the console.
+
+structlog events and standard library records meet in the root logger and leave through two handlers, which give each
+line the run's context and take the secrets out. Prompts and completions must not be logged at all.
+"""
+
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self, cast
+
+import structlog
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.text import Text
+from structlog.typing import EventDict, WrappedLogger
+
+from orchestrator.reporting.redaction import Redactor
+
+LOG_FILE = "log.jsonl"
+CONTEXT_FIELDS = ("run_id", "batch", "state", "attempt", "journal_seq")
+"""On every line of ``log.jsonl``, null where not known."""
+
+OWN_LOGGERS = ("orchestrator", "states", "__main__")
+# These write a line a model call at INFO: the log would grow with the tokens.
+TALKATIVE_LOGGERS = ("httpx", "httpcore", "openai", "LiteLLM", "LiteLLM Proxy", "LiteLLM Router", "uvicorn.access")
+LEVEL_STYLES = {"debug": "dim", "info": "green", "warning": "yellow", "error": "bold red", "critical": "bold red"}
+
+
+class RunLogging:
+    """Logging as ``configure_logging`` set it up, until ``close``."""
+
+    def __init__(self, log_path: Path | None, *, level: str, console: Console, redact: Redactor) -> None:
+        """See ``configure_logging``."""
+        self.console = console
+        """Where lines, and the progress display, go."""
+        self.redact = redact
+        """Takes the secrets out of a text; ``add`` teaches it more of them."""
+        self._context: dict[str, Any] = dict.fromkeys(CONTEXT_FIELDS)
+        self._levels: dict[logging.Logger, int] = {}
+        self._captured: list[tuple[logging.Logger, logging.Handler, bool]] = []
+        self._handlers: list[logging.Handler] = [_ConsoleHandler(level, console)]
+        if log_path is not None:
+            self._handlers.append(_FileHandler(log_path / LOG_FILE, console))
+        for handler in self._handlers:
+            handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=[self._line, _render]))
+            logging.root.addHandler(handler)
+        self._set_levels()
+        logging.captureWarnings(True)
+        structlog.configure(
+            processors=[
+                structlog.stdlib.filter_by_level,
+                structlog.stdlib.PositionalArgumentsFormatter(),
+                structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+            ],
+            wrapper_class=structlog.stdlib.BoundLogger,
+            logger_factory=structlog.stdlib.LoggerFactory(),
+            cache_logger_on_first_use=False,
+        )
+        self.capture_loggers()
+
+    def bind(self, **context: Any) -> None:
+        """Sets fields of the process-wide context that every line carries from now on.
+
+        Use this, not context variables, for ``CONTEXT_FIELDS``: threads have none, and tasks that outlive a batch, like
+        the gateway's, would keep those of the batch they were started in. Context variables suit what is narrower.
+        """
+        self._context = {**self._context, **context}  # replaced, never changed: other threads read it
+
+    def capture_loggers(self) -> None:
+        """Takes console handlers off third-party loggers, whose lines then only go to ``log.jsonl``.
+
+        Libraries attach such handlers while they are imported: call it again after the heavy imports.
+        """
+        loggers = [item for item in logging.root.manager.loggerDict.values() if isinstance(item, logging.Logger)]
+        for logger in (logging.root, *loggers):
+            for handler in [handler for handler in logger.handlers if _writes_to_console(handler)]:
+                self._captured.append((logger, handler, logger.propagate))
+                logger.removeHandler(handler)
+                logger.propagate = True
+
+    def __enter__(self) -> Self:
+        """The logging itself, closed on exit."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes."""
+        self.close()
+
+    def close(self) -> None:
+        """Puts the logging of the process back as it was and closes the file. Closing twice is harmless."""
+        for handler in self._handlers:
+            logging.root.removeHandler(handler)
+            if isinstance(handler, _FileHandler):
+                handler.release()
+        for logger, handler, propagate in reversed(self._captured):
+            logger.addHandler(handler)
+            logger.propagate = propagate
+        for logger, level in self._levels.items():
+            logger.setLevel(level)
+        if self._handlers:
+            logging.captureWarnings(False)
+            structlog.reset_defaults()
+        self._handlers, self._captured, self._levels = [], [], {}
+
+    def _set_levels(self) -> None:
+        levels = {"": logging.INFO, **dict.fromkeys(OWN_LOGGERS, logging.DEBUG)}
+        levels |= dict.fromkeys(TALKATIVE_LOGGERS, logging.WARNING)
+        for name, level in levels.items():
+            logger = logging.getLogger(name)
+            self._levels[logger] = logger.level
+            logger.setLevel(level)
+
+    def _line(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        """One line's fields in their order, as JSON values without secrets; runs in the thread that logs."""
+        record: logging.LogRecord = event.pop("_record")
+        del event["_from_structlog"]
+        event = dict(structlog.processors.format_exc_info(_logger, _method, event))
+        narrow = structlog.contextvars.get_contextvars()
+        context = {key: value for key, value in self._context.items() if value is not None or key not in narrow}
+        fields = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "event": event.pop("event", None),
+            "logger": record.name,
+            **dict.fromkeys(CONTEXT_FIELDS),
+            **narrow,
+            **context,
+            **event,
+        }
+        return cast(EventDict, _json_value(fields, self.redact))
+
+
+def configure_logging(
+    log_path: Path | None, *, level: str = "info", console: Console | None = None, redact: Redactor | None = None
+) -> RunLogging:
+    """Sends all logging of the process to ``log_path``/log.jsonl (None: no file) and our own lines to ``console``.
+
+    ``level`` is the least level that the console shows (``debug``, ``info``, ``warning`` or ``error``); the file has
+    all of ours and third-party lines from INFO on, ``warnings`` among them. ``console`` is standard error unless given;
+    give the progress display the same one, so that lines appear above it. Close one configuration before the next.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    return RunLogging(log_path, level=level, console=console or Console(stderr=True), redact=redact or Redactor())
+
+
+class _FileHandler(logging.Handler):
+    """Appends lines to a file that only its owner can read, each in one unbuffered write."""
+
+    def __init__(self, path: Path, console: Console) -> None:
+        super().__init__()
+        self._path, self._console, self._failed = path, console, False
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            os.write(file, b"\n")  # a power loss tore the last line: the next one must not be glued to it
+        self._file = os.fdopen(file, "ab", buffering=0)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes the line."""
+        try:
+            line = f"{self.format(record)}\n".encode()
+            written = self._file.write(line)
+            if written != len(line):
+                raise OSError(f"only {written} of {len(line)} bytes were written")  # noqa: TRY301
+        except Exception:  # a log line must not end the run
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the standard library's name
+        """Says once that lines are being lost; the record itself is not shown, as nothing has redacted it."""
+        if not self._failed:
+            self._failed = True
+            error = sys.exc_info()[1]
+            lost = f"{self._path}: a line of {record.name} is lost, more may be ({type(error).__name__}: {error})"
+            self._console.print(Text(f"{lost}; the run goes on without them"), soft_wrap=True)
+
+    def release(self) -> None:
+        """Closes the file. Not ``close``: every ``dictConfig``, of uvicorn for one, closes all handlers there are."""
+        self._file.close()
+
+
+class _ConsoleHandler(logging.Handler):
+    """Prints our own lines through rich, above a live display where there is one."""
+
+    def __init__(self, level: str, console: Console) -> None:
+        super().__init__(level.upper())
+        self._console = console
+        self.addFilter(lambda record: record.name.partition(".")[0] in OWN_LOGGERS)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints the line; colours are the console's business."""
+        try:
+            self._console.print(_readable(json.loads(self.format(record))), soft_wrap=True, highlight=False)
+        except OSError:  # the console is gone: nothing more can be shown, and the file has the lines
+            self.setLevel(logging.CRITICAL + 1)
+        except Exception as error:  # a log line must not end the run
+            self._console.print(
+                Text(f"a line of {record.name} cannot be shown ({type(error).__name__})"), soft_wrap=True
+            )
+
+
+def _render(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    return json.dumps(event, allow_nan=False)
+
+
+def _readable(fields: dict[str, Any]) -> Text:
+    """``11:02:03 info     rollouts finished  batch=3 state=Rollout done=64`` in local time."""
+    text = Text(datetime.fromisoformat(fields.pop("at")).astimezone().strftime("%H:%M:%S "), style="dim")
+    level = fields.pop("level")
+    text = Text.assemble(text, (f"{level:8} ", LEVEL_STYLES.get(level, "")), str(fields.pop("event")))
+    exception = fields.pop("exception", None)
+    hidden = ("logger", "run_id", "journal_seq")
+    pairs = [f"{key}={value}" for key, value in fields.items() if value is not None and key not in hidden]
+    if pairs:
+        text.append("  " + " ".join(pairs), style="dim")
+    if exception:
+        text.append(f"\n{exception}")
+    return text
+
+
+def _json_value(value: Any, redact: Redactor) -> Any:
+    """``value`` as strict JSON: text for whatever JSON has no word for, NaN and the infinities included."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, bytes):
+        return redact(value.decode("utf-8", "backslashreplace"))
+    if isinstance(value, Mapping):
+        return {redact(str(key)): _json_value(item, redact) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_json_value(item, redact) for item in value]
+    if isinstance(value, BaseException):
+        return redact(f"{type(value).__name__}: {value}")
+    return redact(str(value))
+
+
+def _writes_to_console(handler: logging.Handler) -> bool:
+    if isinstance(handler, RichHandler):
+        return True
+    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    return isinstance(handler, logging.StreamHandler) and handler.stream in streams

@@ -1,0 +1,73 @@
+"""The metric rows: a view of the journal, one row a batch and one for the final evaluation, never lost or doubled."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from orchestrator.journal.durable import LineFile, write_durably
+from orchestrator.journal.recovery import RunState
+from orchestrator.names import CYCLE, State
+
+FILE_NAME = "metrics.jsonl"
+
+
+def metric_row(run: RunState, batch: int) -> dict[str, Any]:
+    """The row of ``batch`` in tinker-cookbook's form: ``step``, then ``area/name`` keys.
+
+    It depends on nothing but what the batch's states before Log recorded, so every process gives the same row.
+    """
+    facts = run.batches[batch]
+    row: dict[str, Any] = {
+        "step": batch,
+        "progress/batch": batch,
+        "progress/done_frac": min(batch + 1, run.num_batches) / run.num_batches,
+    }
+    for state in CYCLE:
+        if state is State.LOG or state not in facts.results:
+            continue
+        row |= facts.results[state].get("metrics", {})
+        row[f"time/{state}_seconds"] = facts.seconds[state]
+    step = facts.results.get(State.TRAIN_STEP)
+    if step is not None:
+        row["train/optim_steps"] = step["optim_steps"]
+        row["train/datums"] = step["datums"]
+        row["train/skipped"] = int(step["skipped"])
+        if step["skipped"]:
+            row["train/skip_reason"] = step["reason"]
+    return row
+
+
+def journaled_rows(run: RunState) -> list[dict[str, Any]]:
+    """Every row that the journal says is complete: the logged batches and, once finished, the final evaluation."""
+    complete = run.batch + 1 if run.state is State.FINISHED else run.batch
+    return [metric_row(run, batch) for batch in range(complete)]
+
+
+class MetricRows:
+    """``metrics.jsonl`` while a run goes on."""
+
+    def __init__(self, log_path: Path, run: RunState) -> None:
+        """Makes the file equal the journal's rows: a torn, missing, doubled or foreign row is put right first."""
+        path = log_path / FILE_NAME
+        expected = [_line(row) for row in journaled_rows(run)]
+        if LineFile.read_lines(path) != expected:
+            write_durably(path, "".join(f"{line}\n" for line in expected).encode())
+        self._file = LineFile(path)
+
+    def write(self, run: RunState, batch: int) -> dict[str, Any]:
+        """Appends the row of ``batch`` durably and returns it.
+
+        Raises:
+            JournalWriteError: the row could not be written.
+        """
+        row = metric_row(run, batch)
+        self._file.append(_line(row))
+        return row
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, allow_nan=False)

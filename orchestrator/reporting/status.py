@@ -1,0 +1,57 @@
+"""Where a run is, why, and what a resume would do and cost: read from its directory, which is left as it is."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.journal.durable import RunLock
+from orchestrator.journal.log import require_journal
+from orchestrator.journal.plan import Plan, make_plan
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A run as its directory tells it."""
+
+    log_path: Path
+    holder: str | None
+    """The process that works on it now; None: none does."""
+    last_record_at: str
+    """When the journal last grew."""
+    plan: Plan
+
+    def lines(self) -> list[str]:
+        """The status in words."""
+        if self.holder is not None:
+            doing = f"running: {self.holder} is in {self.plan.state} of batch {self.plan.batch}"
+        elif self.plan.finished:
+            doing = "finished"
+        else:
+            doing = "not running"
+        head = [f"run {self.plan.run_id} in {self.log_path}", doing, f"last record: {self.last_record_at}"]
+        told = self.plan.lines()
+        return [
+            *head,
+            "if it were killed now, the same command:" if self.holder else "the same command:",
+            *(f"  {line}" for line in told),
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; the plan's fields are under ``plan``."""
+        return {
+            "log_path": str(self.log_path),
+            "holder": self.holder,
+            "last_record_at": self.last_record_at,
+            "plan": self.plan.to_json(),
+        }
+
+
+def read_status(log_path: Path) -> Status:
+    """The status of the run in ``log_path``; nothing is written, and a running process is not disturbed.
+
+    Raises:
+        ConfigError: there is no run there.
+        JournalDamagedError, SideFileDamagedError: what is there cannot be trusted.
+    """
+    reading = require_journal(log_path)
+    return Status(log_path, RunLock.holder(log_path), reading.records[-1].at, make_plan(reading.run, log_path))

@@ -1,0 +1,53 @@
+"""Fills the summary of a run from its journal."""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from orchestrator.journal.records import Kind, Record
+from orchestrator.journal.recovery import RunState
+from orchestrator.names import State
+from orchestrator.reporting.summary import RunSummary
+
+
+def summarize(records: Sequence[Record], run: RunState, log_path: Path) -> RunSummary:
+    """What ``records``, and ``run`` folded from them, say of the whole run."""
+    played = [facts.results[State.ROLLOUT] for facts in run.batches.values() if State.ROLLOUT in facts.results]
+    trained = [facts.results[State.TRAIN_STEP] for facts in run.batches.values() if State.TRAIN_STEP in facts.results]
+    evaluated = [
+        facts.results[State.MAYBE_EVALUATE]
+        for facts in run.batches.values()
+        if facts.results.get(State.MAYBE_EVALUATE, {}).get("evaluated")
+    ]
+    outcomes: Counter[str] = Counter()
+    for result in played:
+        outcomes.update(result["outcomes"])
+    return RunSummary(
+        log_path=str(log_path),
+        finished=run.state is State.FINISHED,
+        batches_done=run.batch,
+        num_batches=run.num_batches,
+        wall_seconds=_wall_seconds(records),
+        processes=run.processes,
+        rewards=[result["metrics"].get("rollout/reward_mean") for result in trained],
+        evaluations=[result["metrics"].get("test/reward_mean") for result in evaluated],
+        sampled_tokens=sum(result["sampled_tokens"] for result in [*played, *evaluated]),
+        trained_tokens=sum(result["trained_tokens"] for result in trained),
+        optim_steps=sum(result["optim_steps"] for result in trained),
+        outcomes=outcomes,
+        checkpoints=[checkpoint.state_path for checkpoint in run.checkpoints],
+    )
+
+
+def _wall_seconds(records: Sequence[Record]) -> float:
+    """Time from the first to the last record of each process, summed."""
+    total = 0.0
+    started = ended = None
+    for record in records:
+        at = datetime.fromisoformat(record.at)
+        if record.kind is Kind.PROCESS_STARTED:
+            total += (ended - started).total_seconds() if started and ended else 0.0
+            started = at
+        ended = at
+    return total + ((ended - started).total_seconds() if started and ended else 0.0)

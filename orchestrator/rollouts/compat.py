@@ -1,0 +1,164 @@
+"""Fixes that Agent-lightning 0.3.0 and LiteLLM 1.108 need, each with its reason, and the one door to both.
+
+Other modules of the project take the names of both libraries from here, so that neither is imported before its
+environment is set. ``tests/rollouts/test_compat.py`` has one test per fix that fails on the day it is not needed:
+
+- ``LITELLM_LOCAL_MODEL_COST_MAP``: litellm 1.108 asks the network for a price list when it is imported.
+- ``silence_litellm``: litellm 1.108 prints a banner and its models on stdout when the proxy starts, and has log
+  handlers of its own whose lines may quote requests.
+- ``allow_restart``: in litellm 1.108 one stopped proxy marks the whole process as shutting down, for good.
+- ``set_master_key``: the proxy of litellm 1.108 takes its key from ``LITELLM_MASTER_KEY``; without one, agentlightning
+  0.3.0 does not start it.
+- ``install_provider``: litellm 1.108 knows custom providers process-wide only.
+- ``ContextTracer``: in agentlightning 0.3.0 ``emit_reward`` finds one tracer per process, yet many rollouts run in it.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+# Must be set before the first import of litellm anywhere in the process, hence here and not in a function.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+import litellm
+from agentlightning.emitter import emit_reward
+from agentlightning.emitter.reward import find_final_reward, get_reward_value
+from agentlightning.litagent import LitAgent
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.store import InMemoryLightningStore, LightningStore
+from agentlightning.tracer import DummyTracer, get_active_tracer, set_active_tracer
+from agentlightning.types import (
+    AttemptedRollout,
+    AttemptStatus,
+    Attributes,
+    NamedResources,
+    ProxyLLM,
+    Span,
+    SpanCoreFields,
+    TraceStatus,
+)
+from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+from litellm.llms.custom_llm import CustomLLM, CustomLLMError
+from litellm.proxy import proxy_server
+from litellm.proxy.common_utils import banner
+from litellm.proxy.shutdown.graceful_shutdown_manager import GracefulShutdownManager
+from litellm.types.utils import Choices, Message, ModelResponse, Usage
+from litellm.utils import custom_llm_setup
+
+__all__ = [
+    "AttemptStatus",
+    "AttemptedRollout",
+    "Choices",
+    "ContextTracer",
+    "CustomLLM",
+    "CustomLLMError",
+    "InMemoryLightningStore",
+    "LLMProxy",
+    "LightningStore",
+    "LitAgent",
+    "Message",
+    "ModelResponse",
+    "NamedResources",
+    "ProxyLLM",
+    "PythonServerLauncherArgs",
+    "Span",
+    "Usage",
+    "allow_restart",
+    "emit_reward",
+    "find_final_reward",
+    "install_provider",
+    "install_tracer",
+    "set_master_key",
+    "silence_litellm",
+]
+
+LITELLM_LOGGERS = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
+
+_reward_sink: ContextVar[Callable[[float], None] | None] = ContextVar("reward_sink", default=None)
+
+
+def silence_litellm() -> None:
+    """Keeps LiteLLM off stdout, and its loggers, which may quote prompts, to critical errors in our own log."""
+    banner.show_banner = _print_nothing
+    proxy_server.generate_feedback_box = _print_nothing
+    proxy_server.print = _print_nothing  # a module's own name comes before the builtin: sys.stdout stays untouched
+    for name in LITELLM_LOGGERS:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.setLevel(logging.CRITICAL)
+
+
+def allow_restart() -> None:
+    """Lets a proxy of this process become healthy although an earlier one was stopped."""
+    GracefulShutdownManager.reset()
+
+
+def set_master_key(key: str) -> None:
+    """Makes ``key`` the bearer key of the proxy that starts next."""
+    os.environ["LITELLM_MASTER_KEY"] = key
+
+
+def install_provider(name: str, provider: CustomLLM) -> None:
+    """Lets models called ``<name>/...`` be served by ``provider``, in place of any earlier one."""
+    litellm.custom_provider_map = [{"provider": name, "custom_handler": provider}]
+    custom_llm_setup()
+
+
+class ContextTracer(DummyTracer):  # type: ignore[misc]  # Agent-lightning's classes are Any here
+    """A tracer that hands each emitted reward to the rollout in whose context it was emitted."""
+
+    def create_span(
+        self,
+        name: str,
+        attributes: Attributes | None = None,
+        timestamp: float | None = None,
+        status: TraceStatus | None = None,
+    ) -> SpanCoreFields:
+        """The span; a reward span's value has gone to the sink of ``send_rewards_to``.
+
+        Raises:
+            RuntimeError: a reward is emitted where no rollout runs, for instance in a thread the agent started itself.
+        """
+        span = super().create_span(name, attributes, timestamp, status)
+        reward = get_reward_value(span)
+        if reward is not None:
+            sink = _reward_sink.get()
+            if sink is None:
+                raise RuntimeError(
+                    "emit_reward was called where no rollout runs. In a thread of your own, start it with "
+                    "contextvars.copy_context().run, or return the reward from the agent."
+                )
+            sink(reward)
+        return span
+
+    def send_rewards_to(self, sink: Callable[[float], None]) -> None:
+        """Sends the rewards emitted in this context from now on, and in tasks begun in it, to ``sink``.
+
+        For contexts that one rollout has to itself: there is no way back.
+        """
+        _reward_sink.set(sink)
+
+
+def install_tracer() -> ContextTracer:
+    """The process's context-aware tracer, made active once.
+
+    Raises:
+        RuntimeError: another kind of tracer is active in this process.
+    """
+    active = get_active_tracer()
+    if isinstance(active, ContextTracer):
+        return active
+    if active is not None:
+        raise RuntimeError(
+            f"agentlightning's active tracer is a {type(active).__name__}; inline runners need their own. Call "
+            "agentlightning.tracer.clear_active_tracer() before the run starts."
+        )
+    tracer = ContextTracer()
+    set_active_tracer(tracer)
+    return tracer
+
+
+def _print_nothing(*_: Any, **__: Any) -> None:
+    return

@@ -1,0 +1,236 @@
+"""The composition root: configuration -> resources -> journal -> states -> machine, and how a process ends."""
+
+import asyncio
+import importlib.metadata
+import json
+import os
+import socket
+from contextlib import AsyncExitStack, ExitStack, closing
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import structlog
+from rich.console import Console
+from tinker_cookbook.renderers import get_renderer
+
+from orchestrator.backends.service import make_service, make_tokenizer
+from orchestrator.config import Config, flatten
+from orchestrator.context import Recorder, Resources, StateContext
+from orchestrator.errors import (
+    EXIT_FINISHED,
+    InterruptedRunError,
+    JournalWriteError,
+    RefusedError,
+    StopRequested,
+)
+from orchestrator.journal.drift import check_attempts, check_drift
+from orchestrator.journal.durable import RunLock, write_durably
+from orchestrator.journal.log import Journal
+from orchestrator.journal.plan import make_plan
+from orchestrator.journal.records import Kind, Record
+from orchestrator.journal.recovery import RunState
+from orchestrator.machine import StateMachine
+from orchestrator.reporting.logs import RunLogging, configure_logging
+from orchestrator.reporting.metrics import MetricRows
+from orchestrator.reporting.progress import Progress
+from orchestrator.reporting.summarize import summarize
+from orchestrator.reporting.summary import summary_panel
+from orchestrator.rollouts.agents import load_agent
+from orchestrator.rollouts.capture import Capture
+from orchestrator.rollouts.collect import Collector
+from orchestrator.rollouts.dataset import TaskBatches, TaskSets, load_tasks
+from orchestrator.rollouts.gateway import Gateway
+from orchestrator.rollouts.provider import Provider
+from orchestrator.rollouts.runners import InlineRunner
+from orchestrator.signals import StopSignal
+from orchestrator.training.checkpoints import CheckpointLedger
+from orchestrator.training.publish import Publisher
+from orchestrator.training.weights import TrainedWeights
+from states import BODIES
+
+log = structlog.get_logger(__name__)
+
+PACKAGES = ("agentlightning", "litellm", "tinker", "tinker-cookbook", "torch", "transformers", "transitions")
+"""Those whose versions a run's results depend on."""
+MAX_ERROR_CHARACTERS = 500
+
+
+def run_to_end(config: Config) -> int:
+    """Starts the run that ``config`` describes, or resumes the one that its ``log_path`` holds; returns the exit code.
+
+    Raises:
+        ConfigError: nothing was started.
+        RefusedError: what is there cannot be trusted; nothing was spent.
+        InterruptedRunError: a signal stopped the run; it resumes.
+        OrchestratorError: the run failed; it resumes.
+    """
+    tasks = load_tasks(config)
+    batches = TaskBatches(
+        tasks.train,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        shuffle=config.shuffle,
+        n_epochs=config.n_epochs,
+        max_batches=config.max_batches,
+    )
+    agent = load_agent(config.agent)
+    return asyncio.run(_Process(config, tasks, batches, agent).run())
+
+
+class _Process:
+    """One process at work on a run."""
+
+    def __init__(self, config: Config, tasks: TaskSets, batches: TaskBatches, agent: Any) -> None:
+        self._config = config
+        self._log_path = Path(config.log_path)
+        self._tasks = tasks
+        self._batches = batches
+        self._agent = agent
+        self._stop = StopSignal()
+
+    async def run(self) -> int:
+        """Takes the run up, drives it as far as it goes, and journals how this process ended."""
+        with ExitStack() as stack:
+            stack.enter_context(self._stop.handled())
+            stack.enter_context(RunLock.acquire(self._log_path))
+            journal = stack.enter_context(Journal(self._log_path))
+            console = Console(stderr=True)
+            logs = configure_logging(self._log_path, level=self._config.log_level, console=console)
+            stack.enter_context(closing(logs))
+            if journal.torn is not None:
+                log.warning("a torn last record was cut off the journal and kept aside", offset=journal.torn.offset)
+            if self._nothing_to_do(journal.run):
+                MetricRows(self._log_path, journal.run).close()
+                log.info("nothing to do: the run has finished")
+            else:
+                plan = make_plan(journal.run, self._log_path)
+                self._take_up(journal)
+                logs.bind(run_id=journal.run.run_id)
+                log.info("plan", **{"is": "; ".join(plan.lines())})
+                await self._drive_journaled(journal, logs)
+            console.print(summary_panel(summarize(journal.records, journal.run, self._log_path)))
+        return EXIT_FINISHED
+
+    def _nothing_to_do(self, run: RunState) -> bool:
+        return run.finished and run.num_batches == self._batches.num_batches
+
+    def _take_up(self, journal: Journal) -> None:
+        """Journals that this process works on the run, once configuration and tasks are those that it began with."""
+        run, flat, fingerprint = journal.run, flatten(self._config), self._tasks.fingerprint()
+        drift: list[dict[str, Any]] = []
+        resumed_from = None
+        if journal.records:
+            drift = check_drift(run, self._config, fingerprint)
+            check_attempts(run, self._config)
+            resumed_from = {"batch": run.batch, "state": run.state.value}
+        else:
+            journal.append(
+                Kind.RUN_STARTED,
+                run_id=uuid4().hex,
+                config=flat,
+                dataset=fingerprint,
+                num_batches=self._batches.num_batches,
+                schedule_batches=self._batches.num_batches,
+                versions={package: importlib.metadata.version(package) for package in PACKAGES},
+            )
+        journal.append(
+            Kind.PROCESS_STARTED,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            resumed_from=resumed_from,
+            attempt=run.processes,
+            config=flat,
+            drift=drift,
+            num_batches=self._batches.num_batches,
+        )
+        write_durably(self._log_path / "config.json", json.dumps(flat, indent=2).encode())
+
+    async def _drive_journaled(self, journal: Journal, logs: RunLogging) -> None:
+        def stopped(reason: str, error: str | None) -> None:
+            run = journal.run
+            journal.append(Kind.PROCESS_STOPPED, reason=reason, batch=run.batch, state=run.state, error=error)
+
+        try:
+            await self._drive(journal, logs)
+            journal.append(Kind.RUN_FINISHED, batches=journal.run.num_batches)
+            stopped("finished", None)
+        except StopRequested:
+            stopped("interrupted", None)
+            raise InterruptedRunError(self._stop.name, self._stop.exit_code) from None
+        except JournalWriteError:
+            raise  # there is no journal left to tell
+        except Exception as error:
+            log.exception("the run stopped")
+            stopped("refused" if isinstance(error, RefusedError) else "failed", logs.redact(_first_line(error)))
+            raise
+
+    async def _drive(self, journal: Journal, logs: RunLogging) -> None:
+        """Makes the resources, drives the machine, and writes the final evaluation's row."""
+        config, log_path, run, recorder = self._config, self._log_path, journal.run, Recorder(journal)
+        async with AsyncExitStack() as stack:
+            service = make_service(config, log_path)
+            metadata = {"orchestrator_run_id": run.run_id}
+            ledger = CheckpointLedger(config, log_path, service.create_rest_client(), user_metadata=metadata)
+            weights = TrainedWeights(config, log_path, service, ledger)
+            await weights.require_restorable(run, recorder=recorder)
+            ledger.write_view(run)
+            tokenizer = await make_tokenizer(config, service)
+            capture = Capture(run_seed=config.seed)
+            provider = Provider(
+                renderer=get_renderer(config.renderer_name, tokenizer), tokenizer=tokenizer, capture=capture
+            )
+            gateway = Gateway(provider=provider, port=config.gateway_port)
+            logs.redact.add(gateway.key)
+            await gateway.start()
+            stack.push_async_callback(gateway.stop)
+            logs.capture_loggers()
+            runner = InlineRunner(
+                self._agent,
+                store=gateway.store,
+                capture=capture,
+                timeout_seconds=config.rollout_timeout_seconds,
+            )
+            stack.callback(runner.close)
+            collector = Collector(
+                runner,
+                concurrency=config.concurrency,
+                max_retries=config.max_retries,
+                on_failure=config.on_failure,
+            )
+            metric_rows = stack.enter_context(closing(MetricRows(log_path, run)))
+            progress = stack.enter_context(Progress(logs.console, num_batches=run.num_batches, batches_done=run.batch))
+            resources = Resources(
+                service=service,
+                train_batches=self._batches,
+                val_tasks=self._tasks.val,
+                collector=collector,
+                weights=weights,
+                ledger=ledger,
+                publisher=Publisher(config, service, gateway, weights, ledger),
+                metric_rows=metric_rows,
+                progress=progress,
+            )
+
+            def enter(entered: Record) -> StateContext:
+                place = {"batch": run.batch, "state": run.state.value, "attempt": entered.fields["attempt"]}
+                logs.bind(**place, journal_seq=entered.seq)
+                progress.enter(run.state, run.batch)
+                return StateContext(config, log_path, run, resources, recorder, log, self._stop.event)
+
+            machine = StateMachine(
+                journal,
+                BODIES,
+                enter,
+                stop=self._stop.event,
+                state_timeout_seconds=config.state_timeout_seconds,
+                grace_seconds=config.grace_seconds,
+            )
+            await machine.drive()
+            metric_rows.write(run, run.batch)
+
+
+def _first_line(error: Exception) -> str:
+    """The error as the journal keeps it: one line, and no more than a few hundred characters."""
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    return text if len(text) <= MAX_ERROR_CHARACTERS else f"{text[:MAX_ERROR_CHARACTERS]}..."

@@ -1,0 +1,48 @@
+"""SIGINT and SIGTERM as a request to stop: the first sets an event, a second SIGINT ends the process at once."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from orchestrator.errors import EXIT_INTERRUPTED
+
+
+class StopSignal:
+    """Whether, and by what, the process was asked to stop."""
+
+    def __init__(self) -> None:
+        """Not asked yet."""
+        self.event = asyncio.Event()
+        """Set at the first signal."""
+        self.received: signal.Signals | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """128 plus the number of the signal received."""
+        return 128 + (self.received or signal.SIGINT)
+
+    @property
+    def name(self) -> str:
+        """The signal received, e.g. ``SIGTERM``."""
+        return (self.received or signal.SIGINT).name
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handles both signals on the running loop; afterwards they do what they did before."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._receive, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _receive(self, number: signal.Signals) -> None:
+        if self.event.is_set() and number is signal.SIGINT:
+            # Everything acknowledged is on disk already; whoever presses Ctrl-C twice does not want to wait.
+            os._exit(EXIT_INTERRUPTED)
+        self.received = self.received or number
+        self.event.set()

@@ -1,0 +1,151 @@
+"""The checkpoint ledger: what is saved under which name, what is still there, and what may go."""
+
+import json
+from collections.abc import Awaitable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import structlog
+import tinker
+
+from orchestrator.backends.surface import Future, RestClient, TrainingClient
+from orchestrator.config import Config
+from orchestrator.journal.durable import write_durably
+from orchestrator.journal.recovery import Checkpoint, RunState
+from orchestrator.names import batch_name
+
+log = structlog.get_logger(__name__)
+
+SavedT = TypeVar("SavedT", bound=Any)
+
+
+class CheckpointRecorder(Protocol):
+    """The two facts about checkpoints that may be journaled from inside a state."""
+
+    def checkpoint_saved(self, checkpoint: Checkpoint) -> None:
+        """``checkpoint`` is complete and can be restored."""
+        ...
+
+    def checkpoint_lost(self, checkpoint: Checkpoint, *, reason: str) -> None:
+        """``checkpoint`` must not be relied on any more."""
+        ...
+
+
+class CheckpointLedger:
+    """Saves under names that a repeated save finds again, and tells what a restore can rely on."""
+
+    def __init__(
+        self, config: Config, log_path: Path, rest_client: RestClient, *, user_metadata: dict[str, str]
+    ) -> None:
+        """``user_metadata`` (run id and the like) goes with every save."""
+        self._config = config
+        self._log_path = log_path
+        self._rest_client = rest_client
+        self._user_metadata = user_metadata
+
+    def due_kind(self, batch: int, *, num_batches: int) -> str | None:
+        """Which kind of checkpoint is due once ``batch`` batches are trained: final, periodic, rolling or none."""
+        if batch == num_batches:
+            return "final"
+        if self._config.save_every and batch % self._config.save_every == 0:
+            return "periodic"
+        if self._config.rolling_save_every and batch % self._config.rolling_save_every == 0:
+            return "rolling"
+        return None
+
+    async def save_sampler(self, client: TrainingClient, *, batch: int, num_batches: int) -> str:
+        """Saves the weights that ``batch`` is sampled with, and returns their path."""
+        ttl_seconds = None if batch == num_batches else self._config.ttl_seconds
+        name = batch_name(batch)
+        request = client.save_weights_for_sampler_async(name, ttl_seconds, self._user_metadata)
+        return await self._saved_path(client, request, section="sampler_weights", name=name)
+
+    async def save_state(self, client: TrainingClient, *, batch: int, kind: str, sampler_path: str) -> Checkpoint:
+        """Saves weights and optimizer after ``batch`` batches; nothing is journaled yet.
+
+        The save must be requested after the batch's last optimizer step and before anything of the next batch:
+        the service orders by request.
+        """
+        # The batch is part of every name: an extended run saves a second final checkpoint, which is another one.
+        name = batch_name(batch) if kind in {"initial", "periodic"} else f"{batch_name(batch)}-{kind}"
+        ttl_seconds = {"rolling": self._config.rolling_ttl_seconds, "final": None}.get(kind, self._config.ttl_seconds)
+        metadata = self._user_metadata | {"batch": str(batch)}
+        request = client.save_state_async(name, ttl_seconds, user_metadata=metadata)
+        state_path = await self._saved_path(client, request, section="weights", name=name)
+        expires_at = None if ttl_seconds is None else datetime.now(UTC) + timedelta(seconds=ttl_seconds)
+        return Checkpoint(
+            batch=batch,
+            name=name,
+            checkpoint_kind=kind,
+            state_path=state_path,
+            sampler_path=None if kind == "rolling" else sampler_path,
+            expires_at=None if expires_at is None else expires_at.isoformat(),
+        )
+
+    async def newest_live(
+        self, run: RunState, *, at_most_batch: int, recorder: CheckpointRecorder
+    ) -> Checkpoint | None:
+        """The newest checkpoint of at most ``at_most_batch`` batches that the backend still has, or None.
+
+        Those found missing on the way are journaled as lost.
+        """
+        for checkpoint in sorted(run.checkpoints, key=lambda checkpoint: checkpoint.batch, reverse=True):
+            if checkpoint.batch > at_most_batch:
+                continue
+            if await self.exists(checkpoint.state_path):
+                return checkpoint
+            log.warning("checkpoint is gone, trying an older one", checkpoint=checkpoint.name, batch=checkpoint.batch)
+            recorder.checkpoint_lost(checkpoint, reason="the backend no longer has it")
+        return None
+
+    async def drop_superseded_rolling(self, run: RunState, newest: Checkpoint, recorder: CheckpointRecorder) -> None:
+        """Deletes the rolling checkpoints older than ``newest``, which must be journaled already."""
+        for checkpoint in list(run.checkpoints):
+            if checkpoint.checkpoint_kind == "rolling" and checkpoint.batch < newest.batch:
+                await self.delete(checkpoint.state_path)
+                recorder.checkpoint_lost(checkpoint, reason=f"superseded by {newest.name}")
+
+    async def delete(self, path: str) -> None:
+        """Deletes what is saved under ``path``; that it is gone already is as good."""
+        try:
+            await self._rest_client.delete_checkpoint_from_tinker_path_async(path)
+        except tinker.NotFoundError:
+            log.debug("was deleted before", path=path)
+
+    def write_view(self, run: RunState) -> None:
+        """Rewrites ``checkpoints.jsonl`` from the journal, in the format that tinker-cookbook reads."""
+        lines = []
+        for checkpoint in sorted(run.checkpoints, key=lambda checkpoint: checkpoint.batch):
+            row = {
+                "name": checkpoint.name,
+                "batch": checkpoint.batch,
+                "final": True if checkpoint.checkpoint_kind == "final" else None,
+                "state_path": checkpoint.state_path,
+                "sampler_path": checkpoint.sampler_path,
+            }
+            lines.append(json.dumps({key: value for key, value in row.items() if value is not None}) + "\n")
+        write_durably(self._log_path / "checkpoints.jsonl", "".join(lines).encode())
+
+    async def exists(self, path: str) -> bool:
+        """Whether the backend still has what was saved under ``path``."""
+        try:
+            await self._rest_client.get_weights_info_by_tinker_path(path)
+        except tinker.NotFoundError:
+            return False
+        return True
+
+    async def _saved_path(
+        self, client: TrainingClient, request: Awaitable[Future[SavedT]], *, section: str, name: str
+    ) -> str:
+        """The path a save answers with; where an earlier save of that name was applied, that one's path.
+
+        Within one training client a name is only ever used for one set of weights, so a conflict means that this
+        very save was applied and its reply lost.
+        """
+        try:
+            return str((await (await request).result_async()).path)
+        except tinker.ConflictError:
+            owner = (await client.get_info_async()).model_id
+            log.warning("adopted what was saved before under this name", name=name)
+            return f"tinker://{owner}/{section}/{name}"

@@ -1,0 +1,90 @@
+"""Serving a batch's policy: its sampler behind the gateway, and the resource in the store that agents find it by."""
+
+from dataclasses import dataclass
+
+import structlog
+
+from orchestrator.backends.surface import ServiceClient
+from orchestrator.config import Config
+from orchestrator.journal.recovery import RunState
+from orchestrator.rollouts.gateway import Gateway
+from orchestrator.rollouts.provider import Policy
+from orchestrator.rollouts.requests import SamplingDefaults
+from orchestrator.training.checkpoints import CheckpointLedger, CheckpointRecorder
+from orchestrator.training.weights import TrainedWeights
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedPolicy:
+    """What is being served."""
+
+    policy_version: int
+    """The batch it is served in."""
+    sampler_path: str
+    resources_id: str
+    """Where the store keeps the address of the gateway for this policy."""
+
+
+class Publisher:
+    """Publishes the policy of the batch that a run is in; asking again for the same batch changes nothing."""
+
+    def __init__(
+        self,
+        config: Config,
+        service: ServiceClient,
+        gateway: Gateway,
+        weights: TrainedWeights,
+        ledger: CheckpointLedger,
+    ) -> None:
+        """Nothing is served before the first ``serve``."""
+        self._config = config
+        self._service = service
+        self._gateway = gateway
+        self._weights = weights
+        self._ledger = ledger
+        self._published: PublishedPolicy | None = None
+
+    async def serve(self, run: RunState, *, recorder: CheckpointRecorder) -> PublishedPolicy:
+        """Serves the policy of ``run.batch``, whose version is the batch.
+
+        A new process calls this in whichever state it resumes. A sampler that is gone from the backend is saved again
+        from the weights, which the journal and the stored datums can always give back.
+        """
+        if self._published is not None and self._published.policy_version == run.batch:
+            return self._published
+        sampler_path = run.sampler_path
+        if sampler_path is None:
+            sampler_path = await self._save_initial(run, recorder)
+        elif not await self._ledger.exists(sampler_path):
+            log.warning("the sampler is gone, saving it again from the weights", sampler_path=sampler_path)
+            client = await self._weights.at_batch(run, run.batch, recorder=recorder)
+            sampler_path = await self._ledger.save_sampler(client, batch=run.batch, num_batches=run.num_batches)
+        sampling_client = await self._service.create_sampling_client_async(model_path=sampler_path)
+        config = self._config
+        resources_id = await self._gateway.publish(
+            Policy(
+                sampling_client=sampling_client,
+                policy_version=run.batch,
+                train=SamplingDefaults(config.max_tokens, config.temperature, config.top_p, config.top_k),
+                eval=SamplingDefaults(config.max_tokens, config.eval_temperature, config.eval_top_p, config.eval_top_k),
+            )
+        )
+        self._published = PublishedPolicy(run.batch, sampler_path, resources_id)
+        return self._published
+
+    async def _save_initial(self, run: RunState, recorder: CheckpointRecorder) -> str:
+        """Makes the weights a new run begins with, and saves them as sampler and as the first checkpoint.
+
+        With that checkpoint no later process has to make them again, which a service need not do identically.
+        """
+        if run.checkpoints:
+            client = await self._weights.at_batch(run, 0, recorder=recorder)
+            return await self._ledger.save_sampler(client, batch=0, num_batches=run.num_batches)
+        client = await self._weights.fresh()
+        sampler_path = await self._ledger.save_sampler(client, batch=0, num_batches=run.num_batches)
+        checkpoint = await self._ledger.save_state(client, batch=0, kind="initial", sampler_path=sampler_path)
+        recorder.checkpoint_saved(checkpoint)
+        self._ledger.write_view(run)
+        return sampler_path

@@ -1,0 +1,152 @@
+"""The weights being trained: made once, restored when a state needs them, brought to a batch by redoing train steps.
+
+Redoing is safe because a train step's input is stored before it is first sent: the same datums in the same order under
+the same parameters, so the weights after it are the ones that the journal speaks of, whichever process computes them.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import structlog
+from tinker_cookbook.rl.metrics import compute_kl_sample_train
+from tinker_cookbook.rl.train import train_step
+
+from orchestrator.backends.surface import ServiceClient, TrainingClient
+from orchestrator.config import Config
+from orchestrator.errors import BackendError, UnrecoverableError
+from orchestrator.journal.recovery import RunState
+from orchestrator.names import INITIAL_STATE, State
+from orchestrator.training.checkpoints import CheckpointLedger, CheckpointRecorder
+from orchestrator.training.datums import TrainStepInput, datum_path, load
+
+log = structlog.get_logger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+
+class TrainedWeights:
+    """Holds at most one training client, and knows how many batches its weights have been trained on."""
+
+    def __init__(self, config: Config, log_path: Path, service: ServiceClient, ledger: CheckpointLedger) -> None:
+        """Nothing is created or loaded before a state asks for it."""
+        self._config = config
+        self._log_path = log_path
+        self._service = service
+        self._ledger = ledger
+        self._client: TrainingClient | None = None
+        self._trained_batches = 0
+
+    async def fresh(self) -> TrainingClient:
+        """The weights that a new run begins with: the base model, or ``load_checkpoint_path`` without its optimizer."""
+        if self._config.load_checkpoint_path is None:
+            request = self._service.create_lora_training_client_async(
+                self._config.model_name, rank=self._config.lora_rank, seed=self._config.seed
+            )
+        else:
+            request = self._service.create_training_client_from_state_async(self._config.load_checkpoint_path)
+        self._client = await self._reply(request, "creating a training client")
+        self._trained_batches = 0
+        return self._client
+
+    async def at_batch(self, run: RunState, batch: int, *, recorder: CheckpointRecorder) -> TrainingClient:
+        """The training client whose weights have been trained on exactly the first ``batch`` batches.
+
+        Where this process does not hold them they are restored, with the optimizer, from the newest live checkpoint,
+        and the stored train steps since are redone.
+
+        Raises:
+            UnrecoverableError: no checkpoint lives and the run cannot be redone from the base model.
+            SideFileDamagedError: the datums of a batch to redo are missing or changed.
+        """
+        if self._client is None or self._trained_batches > batch:
+            await self._restore(run, batch, recorder)
+        client = cast("TrainingClient", self._client)
+        for redone in range(self._trained_batches, batch):
+            facts = run.batches[redone].results[State.TRAIN_STEP]
+            if not facts["skipped"]:
+                log.info("redoing a stored train step", redone_batch=redone, optim_steps=facts["optim_steps"])
+                step = load(self._log_path, redone, sha256=facts["sha256"])
+                await self.apply(client, step)
+            self._trained_batches = redone + 1
+        return client
+
+    async def apply(self, client: TrainingClient, step: TrainStepInput) -> dict[str, float]:
+        """Sends one stored train step to ``client``, which must stand at ``step.batch``; returns its metrics.
+
+        A failure on the way leaves weights that no record describes, so the client is given up.
+        """
+        metrics: dict[str, Any] = {}
+        try:
+            for order_index, order in enumerate(step.orders):
+                request = train_step(
+                    data_D=[step.datums[index] for index in order],
+                    training_client=cast("Any", client),
+                    learning_rate=step.learning_rate,
+                    num_substeps=step.num_substeps,
+                    loss_fn=cast("Any", step.loss_fn),
+                    loss_fn_config=step.loss_fn_config,
+                    metrics=metrics,
+                )
+                logprobs = await self._reply(request, f"train step of batch {step.batch}")
+                if order_index == 0:
+                    metrics |= compute_kl_sample_train([step.datums[index] for index in order], logprobs)
+        except BaseException:
+            self._client = None
+            raise
+        self._trained_batches = step.batch + 1
+        return {name: float(value) for name, value in metrics.items()}
+
+    async def require_restorable(self, run: RunState, *, recorder: CheckpointRecorder) -> None:
+        """Refuses a resume that could not get its weights back, before anything is spent.
+
+        Raises:
+            UnrecoverableError: see ``at_batch``.
+        """
+        if (run.batch, run.state) == (0, INITIAL_STATE):
+            return
+        if await self._ledger.newest_live(run, at_most_batch=run.batch + 1, recorder=recorder) is None:
+            self._require_base(run)
+
+    async def _restore(self, run: RunState, batch: int, recorder: CheckpointRecorder) -> None:
+        checkpoint = await self._ledger.newest_live(run, at_most_batch=batch, recorder=recorder)
+        if checkpoint is None:
+            self._require_base(run)
+            log.warning("no checkpoint is alive: redoing every batch from the base model", batches=batch)
+            await self.fresh()
+            return
+        log.info("restoring weights and optimizer", checkpoint=checkpoint.name, checkpoint_batch=checkpoint.batch)
+        request = self._service.create_training_client_from_state_with_optimizer_async(checkpoint.state_path)
+        self._client = await self._reply(request, f"restoring checkpoint {checkpoint.name}")
+        self._trained_batches = checkpoint.batch
+
+    def _require_base(self, run: RunState) -> None:
+        if self._config.load_checkpoint_path is not None:
+            raise UnrecoverableError(
+                f"{self._log_path}: batch {run.batch}: no checkpoint is alive on the backend, and a run that began "
+                f"from load_checkpoint_path={self._config.load_checkpoint_path} is not redone from it. Start a new run "
+                "in another log_path, or restore one of the checkpoints named in checkpoints.jsonl"
+            )
+        steps = {batch: facts.results.get(State.TRAIN_STEP) for batch, facts in run.batches.items()}
+        missing = [
+            batch
+            for batch, step in steps.items()
+            if step is not None and not step["skipped"] and not datum_path(self._log_path, batch).exists()
+        ]
+        if missing:
+            raise UnrecoverableError(
+                f"{self._log_path}: batch {run.batch}: no checkpoint is alive on the backend, and the stored datums of "
+                f"batches {missing} are missing, so the run cannot be redone from the base model. Restore datums/ from "
+                "a backup, or start a new run in another log_path"
+            )
+
+    async def _reply(self, request: Awaitable[ResultT], what: str) -> ResultT:
+        try:
+            async with asyncio.timeout(self._config.backend_timeout_seconds):
+                return await request
+        except TimeoutError as error:
+            raise BackendError(
+                f"{what}: no reply within backend_timeout_seconds={self._config.backend_timeout_seconds:g}; run the "
+                "same command again to resume"
+            ) from error

@@ -1,0 +1,46 @@
+"""SwapSampler: the new weights are saved as the next policy's sampler and, where one is due, as a checkpoint.
+
+Reads: whether TrainStep was skipped; then the next version points at the same sampler.
+Records: the next ``policy_version`` and its ``sampler_path``, and the ``checkpoint``'s name or null.
+
+Crash before the effect: the weights are restored and redone, then saved. Crash during it: a sampler or a state that was
+saved already is adopted under its name, or saved again where the backend gives each process its own names; a state
+without its sampler is never recorded as a checkpoint. Crash after it: the same.
+"""
+
+from orchestrator.context import StateContext, StateResult
+from orchestrator.journal.recovery import Checkpoint
+from orchestrator.names import State
+
+
+async def body(context: StateContext) -> StateResult:
+    """Saves sampler, then state: the order in which a crash leaves nothing that claims more than there is."""
+    trained = context.batch + 1
+    ledger, weights = context.resources.ledger, context.resources.weights
+    sampler_path = context.result_of(State.PUBLISH_MODEL)["sampler_path"]
+    if not context.result_of(State.TRAIN_STEP)["skipped"]:
+        client = await weights.at_batch(context.run, trained, recorder=context.recorder)
+        sampler_path = await ledger.save_sampler(client, batch=trained, num_batches=context.num_batches)
+    checkpoint = await _checkpoint_if_due(context, trained, sampler_path)
+    facts = {
+        "policy_version": trained,
+        "sampler_path": sampler_path,
+        "checkpoint": None if checkpoint is None else checkpoint.name,
+    }
+    return StateResult(facts)
+
+
+async def _checkpoint_if_due(context: StateContext, trained: int, sampler_path: str) -> Checkpoint | None:
+    ledger = context.resources.ledger
+    kind = ledger.due_kind(trained, num_batches=context.num_batches)
+    if kind is None:
+        return None
+    recorded = [kept for kept in context.run.checkpoints if kept.batch == trained and kept.checkpoint_kind == kind]
+    if recorded:
+        return recorded[0]
+    client = await context.resources.weights.at_batch(context.run, trained, recorder=context.recorder)
+    checkpoint = await ledger.save_state(client, batch=trained, kind=kind, sampler_path=sampler_path)
+    context.recorder.checkpoint_saved(checkpoint)
+    await ledger.drop_superseded_rolling(context.run, checkpoint, context.recorder)
+    ledger.write_view(context.run)
+    return checkpoint

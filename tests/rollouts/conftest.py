@@ -1,0 +1,105 @@
+"""One gateway for all tests of this folder: its imports take ten seconds and its start one."""
+
+import asyncio
+import string
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+END = "<|im_end|>"
+MARKERS = ("<|endoftext|>", "<|im_start|>", END)
+VOCABULARY = {
+    entry: number
+    for number, entry in enumerate([*MARKERS, *string.ascii_letters, *string.digits, *string.punctuation, " ", "\n"])
+}
+
+
+@dataclass
+class Served:
+    """A running gateway and what stands behind it."""
+
+    gateway: Any
+    provider: Any
+    capture: Any
+    resources_id: str = ""
+
+    async def publish(self, client: Any, *, policy_version: int = 0) -> None:
+        """Serves ``client`` with 16 tokens a reply: training at temperature 1.0, evaluation at 0.0."""
+        # Imported here, as below, for start-up time: the other tests of this folder need none of it.
+        from orchestrator.rollouts.provider import Policy
+        from orchestrator.rollouts.requests import SamplingDefaults
+
+        policy = Policy(client, policy_version, SamplingDefaults(16), SamplingDefaults(16, temperature=0.0))
+        self.resources_id = await self.gateway.publish(policy)
+
+    def runner(self, agent: Any, *, timeout_seconds: float = 30.0) -> Any:
+        """An inline runner of ``agent``."""
+        from orchestrator.rollouts.runners import InlineRunner
+
+        return InlineRunner(agent, store=self.gateway.store, capture=self.capture, timeout_seconds=timeout_seconds)
+
+
+@pytest.fixture(scope="session")
+def gateway_process() -> Iterator[Served]:
+    from tinker_cookbook.renderers import get_renderer
+
+    from orchestrator.rollouts.capture import Capture
+    from orchestrator.rollouts.gateway import Gateway
+    from orchestrator.rollouts.provider import Provider
+
+    tokenizer = character_tokenizer()
+    capture = Capture(run_seed=7)
+    provider = Provider(renderer=get_renderer("qwen3_instruct", tokenizer), tokenizer=tokenizer, capture=capture)
+    gateway = Gateway(provider=provider)
+    asyncio.run(gateway.start())
+    yield Served(gateway, provider, capture)
+    asyncio.run(gateway.stop())
+
+
+@pytest.fixture
+async def served(gateway_process: Served, client: Any) -> Served:
+    """The gateway, serving ``client`` as policy version 0."""
+    await gateway_process.publish(client)
+    return gateway_process
+
+
+@pytest.fixture
+def client(saying: Callable[..., Any]) -> Any:
+    """A sampling client that always says 7."""
+    return saying("7")
+
+
+@pytest.fixture
+def saying(encode: Callable[[str], list[int]]) -> Callable[..., Any]:
+    """Makes sampling clients that always say the same text, and end the message unless told not to."""
+    from orchestrator.testing import FakeSamplingClient
+
+    def make(text: str, *, end: bool = True, **options: Any) -> FakeSamplingClient:
+        tokens = [*encode(text), *([VOCABULARY[END]] if end else [])]
+        return FakeSamplingClient(lambda _prompt, _params: tokens, **options)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def encode() -> Callable[[str], list[int]]:
+    return lambda text: [VOCABULARY[character] for character in text]
+
+
+@pytest.fixture(scope="session")
+def decode() -> Callable[[Iterable[int]], str]:
+    names = {number: entry for entry, number in VOCABULARY.items()}
+    return lambda tokens: "".join(names[token] for token in tokens)
+
+
+def character_tokenizer() -> Any:
+    """One token a character, and the markers of the qwen3 renderers."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.WordLevel(VOCABULARY, unk_token=MARKERS[0]))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    inner.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=END, additional_special_tokens=list(MARKERS))
