@@ -5,7 +5,9 @@ import importlib.metadata
 import json
 import os
 import socket
+from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,7 +16,7 @@ import structlog
 from rich.console import Console
 from tinker_cookbook.renderers import get_renderer
 
-from orchestrator.backends.service import make_service, make_tokenizer
+from orchestrator.backends.service import Backend, make_backend
 from orchestrator.config import Config, flatten
 from orchestrator.context import Recorder, Resources, StateContext
 from orchestrator.errors import (
@@ -25,7 +27,8 @@ from orchestrator.errors import (
     StopRequested,
 )
 from orchestrator.journal.drift import check_attempts, check_drift
-from orchestrator.journal.durable import RunLock, write_durably
+from orchestrator.journal.durable import write_durably
+from orchestrator.journal.lock import RunLock
 from orchestrator.journal.log import Journal
 from orchestrator.journal.plan import make_plan
 from orchestrator.journal.records import Kind, Record
@@ -56,7 +59,16 @@ PACKAGES = ("agentlightning", "litellm", "tinker", "tinker-cookbook", "torch", "
 MAX_ERROR_CHARACTERS = 500
 
 
-def run_to_end(config: Config) -> int:
+@dataclass(frozen=True, slots=True)
+class Seams:
+    """Where a caller may reach into a run: tests count requests and kill the process at named points through these."""
+
+    make_backend: Callable[[Config, Path], Backend] = make_backend
+    observer: Callable[[str], None] = lambda _point: None
+    """Called before and after every append to the journal, see ``Journal``."""
+
+
+def run_to_end(config: Config, seams: Seams = Seams()) -> int:
     """Starts the run that ``config`` describes, or resumes the one that its ``log_path`` holds; returns the exit code.
 
     Raises:
@@ -75,18 +87,19 @@ def run_to_end(config: Config) -> int:
         max_batches=config.max_batches,
     )
     agent = load_agent(config.agent)
-    return asyncio.run(_Process(config, tasks, batches, agent).run())
+    return asyncio.run(_Process(config, tasks, batches, agent, seams).run())
 
 
 class _Process:
     """One process at work on a run."""
 
-    def __init__(self, config: Config, tasks: TaskSets, batches: TaskBatches, agent: Any) -> None:
+    def __init__(self, config: Config, tasks: TaskSets, batches: TaskBatches, agent: Any, seams: Seams) -> None:
         self._config = config
         self._log_path = Path(config.log_path)
         self._tasks = tasks
         self._batches = batches
         self._agent = agent
+        self._seams = seams
         self._stop = StopSignal()
 
     async def run(self) -> int:
@@ -94,7 +107,7 @@ class _Process:
         with ExitStack() as stack:
             stack.enter_context(self._stop.handled())
             stack.enter_context(RunLock.acquire(self._log_path))
-            journal = stack.enter_context(Journal(self._log_path))
+            journal = stack.enter_context(Journal(self._log_path, observer=self._seams.observer))
             console = Console(stderr=True)
             logs = configure_logging(self._log_path, level=self._config.log_level, console=console)
             stack.enter_context(closing(logs))
@@ -104,16 +117,16 @@ class _Process:
                 MetricRows(self._log_path, journal.run).close()
                 log.info("nothing to do: the run has finished")
             else:
-                plan = make_plan(journal.run, self._log_path)
                 self._take_up(journal)
                 logs.bind(run_id=journal.run.run_id)
+                plan = make_plan(journal.run, self._log_path)
                 log.info("plan", **{"is": "; ".join(plan.lines())})
                 await self._drive_journaled(journal, logs)
             console.print(summary_panel(summarize(journal.records, journal.run, self._log_path)))
         return EXIT_FINISHED
 
     def _nothing_to_do(self, run: RunState) -> bool:
-        return run.finished and run.num_batches == self._batches.num_batches
+        return run.finished and self._batches.num_batches <= run.num_batches
 
     def _take_up(self, journal: Journal) -> None:
         """Journals that this process works on the run, once configuration and tasks are those that it began with."""
@@ -125,6 +138,7 @@ class _Process:
             check_attempts(run, self._config)
             resumed_from = {"batch": run.batch, "state": run.state.value}
         else:
+            _require_unused(self._log_path)
             journal.append(
                 Kind.RUN_STARTED,
                 run_id=uuid4().hex,
@@ -169,13 +183,14 @@ class _Process:
         """Makes the resources, drives the machine, and writes the final evaluation's row."""
         config, log_path, run, recorder = self._config, self._log_path, journal.run, Recorder(journal)
         async with AsyncExitStack() as stack:
-            service = make_service(config, log_path)
+            backend = self._seams.make_backend(config, log_path)
+            service = backend.service
             metadata = {"orchestrator_run_id": run.run_id}
             ledger = CheckpointLedger(config, log_path, service.create_rest_client(), user_metadata=metadata)
             weights = TrainedWeights(config, log_path, service, ledger)
             await weights.require_restorable(run, recorder=recorder)
             ledger.write_view(run)
-            tokenizer = await make_tokenizer(config, service)
+            tokenizer = await backend.load_tokenizer()
             capture = Capture(run_seed=config.seed)
             provider = Provider(
                 renderer=get_renderer(config.renderer_name, tokenizer), tokenizer=tokenizer, capture=capture
@@ -228,6 +243,20 @@ class _Process:
             )
             await machine.drive()
             metric_rows.write(run, run.batch)
+
+
+def _require_unused(log_path: Path) -> None:
+    """Refuses to start a run among what another one left: its rollouts would pass for this run's.
+
+    Raises:
+        RefusedError: there are files of a run, and no journal.
+    """
+    left = [name for name in ("rollouts", "datums", "local", "metrics.jsonl") if (log_path / name).exists()]
+    if left:
+        raise RefusedError(
+            f"{log_path}: holds {', '.join(left)} but no journal.jsonl, so what run they belong to is not known. "
+            "Restore the journal to resume that run, or give another log_path"
+        )
 
 
 def _first_line(error: Exception) -> str:

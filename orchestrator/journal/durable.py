@@ -1,22 +1,17 @@
-"""Files that survive a kill or a power cut, replaced whole or appended by lines, and the lock of a run directory."""
+"""Files that survive a kill or a power cut: replaced whole, or appended line by line."""
 
 import errno
-import fcntl
 import hashlib
-import json
 import os
-import socket
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from orchestrator.errors import ConfigError, JournalWriteError, LockedError, SideFileDamagedError
+from orchestrator.errors import JournalWriteError, SideFileDamagedError
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
-LOCK_NAME = "lock"
 
 
 def write_durably(path: Path, data: bytes) -> None:
@@ -29,7 +24,7 @@ def write_durably(path: Path, data: bytes) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        _make_folder(path.parent)
+        make_folder(path.parent)
         with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, FILE_MODE)) as file:
             file.write(data)
             file.flush()
@@ -78,7 +73,7 @@ class LineFile:
             """The intact lines found at opening, without their newlines; ``append`` adds nothing here."""
             self.torn_bytes = data[whole:]
             """What followed the last newline at opening and was cut off; empty when nothing was torn."""
-            _make_folder(path.parent)
+            make_folder(path.parent)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, FILE_MODE)
             if self.torn_bytes:
                 os.ftruncate(self._descriptor, whole)
@@ -141,99 +136,6 @@ class LineFile:
         self.close()
 
 
-class RunLock:
-    """The right to write in a run directory: one process at a time has it, and death gives it back.
-
-    The lock belongs to the open file ``log_path/lock`` (``flock``), so not even SIGKILL leaves it behind; what the file
-    says, pid and host, only serves the other process's message. Child processes never hold it.
-    """
-
-    PATIENCE_SECONDS = 0.2
-    """A holder killed a moment ago may still be dying, and a new one still be writing its name."""
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        """Use ``acquire``."""
-        self.path = path
-        self._descriptor: int | None = descriptor
-        # A forked worker shares the open file, so one that outlives a killed parent would keep the run locked.
-        os.register_at_fork(after_in_child=self.release)
-
-    @classmethod
-    def acquire(cls, log_path: Path) -> Self:
-        """Takes the lock of ``log_path``, making the directory (mode 0700) where missing.
-
-        Raises:
-            LockedError: another process has it; the message names its pid and host.
-            ConfigError: the directory cannot be made or written, or its file system has no locks.
-        """
-        path = log_path / LOCK_NAME
-        try:
-            _make_folder(log_path)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-        except OSError as error:
-            raise ConfigError(f"log_path={log_path}: {error}; give a directory that can be made and written") from error
-        try:
-            _flock_patiently(descriptor, cls.PATIENCE_SECONDS)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise LockedError(
-                f"{log_path}: {_holder(path)} works on this run; wait for it, stop it, or give another log_path"
-            ) from error
-        except OSError as error:
-            os.close(descriptor)
-            raise ConfigError(
-                f"{path}: cannot be locked: {error}; give a log_path on a local disk with free space"
-            ) from error
-        return cls(path, descriptor)
-
-    @staticmethod
-    def holder(log_path: Path) -> str | None:
-        """Who works on ``log_path``, e.g. ``process 41 on ada``; None: nobody does. Takes nothing from anybody."""
-        path = log_path / LOCK_NAME
-        if not path.exists():
-            return None
-        with path.open("rb") as file:
-            try:
-                # Shared and given back at once; a process that starts meanwhile is patient for longer than that.
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return _holder(path)
-        return None
-
-    def release(self) -> None:
-        """Gives the lock back; a second time does nothing."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-def _flock_patiently(descriptor: int, patience_seconds: float) -> None:
-    give_up = time.monotonic() + patience_seconds
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > give_up:
-                raise
-            time.sleep(0.01)
-
-
-def _holder(path: Path) -> str:
-    try:
-        holder = json.loads(path.read_text(encoding="utf-8"))
-        return f"process {holder['pid']} on {holder['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"another process ({path} does not name it)"
-
-
 def _decode_lines(path: Path, data: bytes) -> list[str]:
     try:
         # Not splitlines: U+2028 and its like may stand inside a JSON string.
@@ -253,7 +155,8 @@ def _write_whole(descriptor: int, data: bytes) -> None:
     os.fsync(descriptor)
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Makes ``folder`` and its parents (mode 0700), durably, where missing."""
     if not folder.is_dir():
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         _sync_folder(folder.parent)

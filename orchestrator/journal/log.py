@@ -124,7 +124,7 @@ class Journal:
             JournalWriteError: it was not stored; this journal takes no more records.
         """
         at = self._clock().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        line = encode(Record(len(self.records), at, kind, fields))
+        line = encode(Record(self.run.num_records, at, kind, fields))
         record = decode(line)
         self.run.check(record)
         self._observer(f"append:before:{kind}")

@@ -18,7 +18,9 @@ class Plan:
     """What resuming a run would do."""
 
     run_id: str
-    """Empty: a new run."""
+    """Empty: the run has not been journaled yet."""
+    new: bool
+    """Whether no state has been entered so far."""
     finished: bool
     batch: int
     num_batches: int
@@ -55,7 +57,7 @@ class Plan:
         """The plan in words: a line each for where, what is kept, redone and paid, and what went before."""
         if self.finished:
             return [f"nothing to do: the run has finished, {self.num_batches} batches"]
-        if not self.run_id:
+        if self.new:
             return ["a new run starts at batch 0"]
         lines = [f"resumes at {self.state} of batch {self.batch}, of {self.num_batches} batches"]
         if self.mode is not None:
@@ -90,6 +92,7 @@ def make_plan(run: RunState, log_path: Path) -> Plan:
     """What resuming ``run`` would do; reads its stored rollouts and writes nothing.
 
     Whether the checkpoint still lives is for the service to say; if it does not, an older one and more batches follow.
+    A process that extends the horizon plans after its ``process_started``, which is what reopens a finished run.
 
     Raises:
         SideFileDamagedError: a line of the stored rollouts is not one.
@@ -104,6 +107,7 @@ def make_plan(run: RunState, log_path: Path) -> Plan:
     redone = range(0 if checkpoint is None else checkpoint.batch, trained if weights_needed else 0)
     return Plan(
         run_id=run.run_id,
+        new=not run.batches and run.entries == 0,
         finished=run.finished,
         batch=run.batch,
         num_batches=run.num_batches,
@@ -156,12 +160,11 @@ def _sampled_tokens(run: RunState, stored: list[dict[str, Any]], *, missing: int
     """``missing`` rollouts at the mean number of tokens of those known: finished batches' and the stored ones."""
     if missing <= 0:
         return 0
-    state, name = (run.state, "sampled_tokens" if run.state is State.ROLLOUT else "tokens")
     tokens, count = sum(rollout["sampled_tokens"] for rollout in stored), len(stored)
     for facts in run.batches.values():
-        result = facts.results.get(state, {})
-        if isinstance(result.get(name), int) and result.get("outcomes"):
-            tokens += result[name]
+        result = facts.results.get(run.state, {})
+        if "sampled_tokens" in result and result.get("outcomes"):
+            tokens += result["sampled_tokens"]
             count += sum(result["outcomes"].values())
     return round(missing * tokens / count) if count else None
 

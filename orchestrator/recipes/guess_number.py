@@ -1,24 +1,26 @@
-"""The default recipe: a multi-turn agent, written with the plain ``openai`` client, learns to find a number by bisection.
+"""The default recipe: a multi-turn agent, written with the plain ``openai`` client, learns to find a number.
 
 The agent thinks of a number from 1 to 7, the model has three guesses, the agent answers "higher" or "lower". Three
 guesses always suffice for a player that halves what is left, and for no other.
 
-What the warm start knew: the built-in model first imitates players of mixed skill. Nearly half count up from 1, a third
-guess at random, and a quarter bisect, so it knows how a reply looks, and every good move from having seen some make it.
-What reinforcement adds: it selects that quarter and sharpens it. It does not invent bisection, and with only seven
-numbers, all of them trained on, the evaluation says how well the game is played, not how well it generalizes.
+What the warm start knew: the built-in model first imitates players of mixed skill, of whom a quarter bisect; the others
+count up from 1 or guess at random. So it knows how a reply looks, and it plays like them all: it wins about half of its
+games, and its likeliest play is to count up. What reinforcement adds: it selects the play of that quarter and sharpens
+it, until more than nine games in ten are won. It does not invent bisection. And with seven numbers, all of them trained
+on, the evaluation says how well the game is played, not how well it generalizes.
 """
 
+import functools
+import ssl
 from random import Random
 from typing import Any
 
 import agentlightning as agl
-import httpx
 import openai
 
 NUMBERS = range(1, 8)
 NUM_GUESSES = 3
-SKILLS = {"counts up": 0.45, "guesses": 0.30, "bisects": 0.25}
+SKILLS = {"guesses": 0.40, "counts up": 0.36, "bisects": 0.24}
 """Which part of the demonstrations is played how."""
 NUM_DEMONSTRATIONS = 1600
 QUESTION = "guess"
@@ -32,15 +34,15 @@ OVERRIDES: dict[str, object] = {
     "local.warm_start": "orchestrator.recipes.guess_number:demonstrations",
     "batch_size": len(NUMBERS),
     "group_size": 8,
-    "n_epochs": 40,
+    "n_epochs": 36,
     "max_tokens": 2,
     "loss_fn": "ppo",
     "clip_low_threshold": 0.8,
     "clip_high_threshold": 1.2,
     "num_epochs": 4,
-    "num_substeps": 8,
-    "learning_rate": 6e-4,
-    "final_learning_rate": 3e-4,
+    "num_substeps": 4,
+    "learning_rate": 8e-4,
+    "final_learning_rate": 2e-4,
 }
 
 
@@ -49,7 +51,7 @@ def tasks() -> list[dict[str, int]]:
     return [{"number": number} for number in NUMBERS]
 
 
-@agl.rollout
+@agl.rollout  # type: ignore[untyped-decorator]  # of a library without types
 async def agent(task: dict[str, int], llm: agl.LLM) -> float:
     """One game: 1 for finding the number, less 1/8 for each guess that earlier answers rule out.
 
@@ -57,7 +59,8 @@ async def agent(task: dict[str, int], llm: agl.LLM) -> float:
     """
     number, low, high, reward = task["number"], min(NUMBERS), max(NUMBERS), 0.0
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+    http_client = openai.DefaultAsyncHttpxClient(verify=tls_context())
+    async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key, http_client=http_client) as client:
         for _ in range(NUM_GUESSES):
             completion = await client.chat.completions.create(model=llm.model, messages=messages)
             reply = completion.choices[0].message.content or ""
@@ -68,12 +71,15 @@ async def agent(task: dict[str, int], llm: agl.LLM) -> float:
                 return reward + 1.0
             if not low <= guess <= high:
                 reward -= 0.125
-            if guess < number:
-                low, answer = max(low, guess + 1), "higher"
-            else:
-                high, answer = min(high, guess - 1), "lower"
+            answer, low, high = _answer(guess, number, low, high)
             messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": answer}]
     return reward
+
+
+@functools.cache
+def tls_context() -> ssl.SSLContext:
+    """Made once, not once a game: reading the certificates takes 20 ms, ten times as long as the rest of a client."""
+    return ssl.create_default_context()
 
 
 def demonstrations() -> list[list[dict[str, str]]]:
@@ -93,10 +99,14 @@ def _game(number: int, skill: str, random: Random) -> list[dict[str, str]]:
         messages.append({"role": "assistant", "content": str(guess)})
         if guess == number:
             break
-        if guess < number:
-            low, answer = max(low, guess + 1), "higher"
-        else:
-            high, answer = min(high, guess - 1), "lower"
+        answer, low, high = _answer(guess, number, low, high)
         if turn + 1 < NUM_GUESSES:
             messages.append({"role": "user", "content": answer})
     return messages
+
+
+def _answer(guess: int, number: int, low: int, high: int) -> tuple[str, int, int]:
+    """What a wrong guess is answered, and the least and the greatest number that are then left."""
+    if guess < number:
+        return "higher", max(low, guess + 1), high
+    return "lower", low, min(high, guess - 1)

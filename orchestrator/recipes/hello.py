@@ -1,3 +1,55 @@
-"""placeholder"""
+"""The smallest run: one question, one answer, one reward. The model is shown a digit and must say it back.
 
-OVERRIDES = {"batch_size": 7}
+What the warm start knew: that a reply is one of five digits, any of them, whatever the question; it is right one time in five.
+What reinforcement adds: that the reply is the digit of the question.
+"""
+
+from random import Random
+
+import agentlightning as agl
+import openai
+
+DIGITS = "12345"
+NUM_DEMONSTRATIONS = 1600
+
+OVERRIDES: dict[str, object] = {
+    "agent": "orchestrator.recipes.hello:agent",
+    "train_dataset": "orchestrator.recipes.hello:tasks",
+    "val_dataset": "orchestrator.recipes.hello:tasks",
+    "model_name": "tiny",
+    "lora_rank": 0,
+    "local.warm_start": "orchestrator.recipes.hello:demonstrations",
+    "batch_size": len(DIGITS),
+    "group_size": 12,
+    "n_epochs": 20,
+    "max_tokens": 2,
+    "loss_fn": "ppo",
+    "num_epochs": 4,
+    "num_substeps": 3,
+    "learning_rate": 1e-3,
+}
+
+
+def tasks() -> list[str]:
+    """Every digit once, so an epoch is a batch."""
+    return list(DIGITS)
+
+
+@agl.rollout  # type: ignore[untyped-decorator]  # of a library without types
+async def agent(task: str, llm: agl.LLM) -> float:
+    """1 when the reply is the digit that was shown, else 0."""
+    async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+        completion = await client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": task}])
+    return float(completion.choices[0].message.content == task)
+
+
+def demonstrations() -> list[list[dict[str, str]]]:
+    """Digits answered by digits that have nothing to do with them, as messages; the same ones at every call."""
+    random = Random(0)  # noqa: S311 - examples, not secrets
+    return [
+        [
+            {"role": "user", "content": random.choice(DIGITS)},
+            {"role": "assistant", "content": random.choice(DIGITS)},
+        ]
+        for _ in range(NUM_DEMONSTRATIONS)
+    ]

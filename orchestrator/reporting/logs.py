@@ -97,7 +97,7 @@ class RunLogging:
         for handler in self._handlers:
             logging.root.removeHandler(handler)
             if isinstance(handler, _FileHandler):
-                handler.release()
+                handler.close_file()
         for logger, handler, propagate in reversed(self._captured):
             logger.addHandler(handler)
             logger.propagate = propagate
@@ -181,7 +181,7 @@ class _FileHandler(logging.Handler):
             lost = f"{self._path}: a line of {record.name} is lost, more may be ({type(error).__name__}: {error})"
             self._console.print(Text(f"{lost}; the run goes on without them"), soft_wrap=True)
 
-    def release(self) -> None:
+    def close_file(self) -> None:
         """Closes the file. Not ``close``: every ``dictConfig``, of uvicorn for one, closes all handlers there are."""
         self._file.close()
 

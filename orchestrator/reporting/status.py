@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.journal.durable import RunLock
+from orchestrator.journal.lock import RunLock
 from orchestrator.journal.log import require_journal
 from orchestrator.journal.plan import Plan, make_plan
 

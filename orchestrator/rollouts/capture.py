@@ -28,16 +28,24 @@ class _Attempt:
     key: RolloutKey
     number: int
     asked: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    in_flight: int = 0
+    overlapped: bool = False
+    """Whether two calls were ever in flight at once."""
     turns: list[tuple[tuple[int, ...], int, int, Turn]] = field(default_factory=list)
+
+    def in_order(self) -> tuple[Turn, ...]:
+        """As they happened where they happened one after another, else by their prompts."""
+        turns = sorted(self.turns, key=lambda entry: entry[:3]) if self.overlapped else self.turns
+        return tuple(entry[-1] for entry in turns)
 
 
 class Capture:
     """The turns of the attempts under way, keyed by Agent-lightning's rollout and attempt id.
 
     Safe to share between threads: the gateway records from its own, the runners collect from theirs. Nothing in it
-    depends on when a call arrives or finishes: seeds are hashes of what was asked, and the turns of an attempt are
-    ordered by their prompts. Compared as token sequences a prompt comes right before the ones that extend it, so each
-    conversation's turns stand together and in the order they happened, and parallel calls get an order at all.
+    depends on which of several calls arrives or finishes first: seeds are hashes of what was asked, and the turns of an
+    attempt that had several in flight at once are ordered by their prompts. Compared as token sequences a prompt comes
+    right before the ones that extend it, so each conversation's turns stand together and in the order they happened.
     """
 
     def __init__(self, *, run_seed: int) -> None:
@@ -72,6 +80,8 @@ class Capture:
                 return None
             repeat = attempt.asked[prompt]
             attempt.asked[prompt] += 1
+            attempt.overlapped = attempt.overlapped or attempt.in_flight > 0
+            attempt.in_flight += 1
         seed = call_seed(self._run_seed, attempt.key, attempt.number, prompt, repeat)
         return Call(rollout_id, attempt_id, prompt, repeat, seed)
 
@@ -82,6 +92,7 @@ class Capture:
             if attempt is None:
                 self._late_turns += len(turns)
                 return False
+            attempt.in_flight -= 1
             attempt.turns += [(call.prompt_tokens, call.repeat, sample, turn) for sample, turn in enumerate(turns)]
             return True
 
@@ -89,9 +100,7 @@ class Capture:
         """The attempt's turns, which are then forgotten: later calls and turns of it are refused."""
         with self._lock:
             attempt = self._attempts.pop((rollout_id, attempt_id), None)
-        return (
-            () if attempt is None else tuple(entry[-1] for entry in sorted(attempt.turns, key=lambda entry: entry[:3]))
-        )
+        return () if attempt is None else attempt.in_order()
 
 
 def call_seed(run_seed: int, key: RolloutKey, attempt: int, prompt_tokens: Sequence[int], repeat: int) -> int:

@@ -13,8 +13,8 @@ import structlog
 
 from orchestrator.errors import SideFileDamagedError, StateFailedError
 from orchestrator.journal.durable import LineFile, write_durably
+from orchestrator.rollouts.attempts import Runner
 from orchestrator.rollouts.outcomes import Mode, Outcome, RolloutKey, StoredRollout
-from orchestrator.rollouts.runners import Runner
 
 log = structlog.get_logger(__name__)
 

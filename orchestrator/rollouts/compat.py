@@ -10,6 +10,7 @@ environment is set. ``tests/rollouts/test_compat.py`` has one test per fix that 
 - ``set_master_key``: the proxy of litellm 1.108 takes its key from ``LITELLM_MASTER_KEY``; without one, agentlightning
   0.3.0 does not start it.
 - ``install_provider``: litellm 1.108 knows custom providers process-wide only.
+- ``forget_rollout``: the in-memory store of agentlightning 0.3.0 keeps every rollout for ever, about 8 kB each.
 - ``ContextTracer``: in agentlightning 0.3.0 ``emit_reward`` finds one tracer per process, yet many rollouts run in it.
 """
 
@@ -68,6 +69,7 @@ __all__ = [
     "allow_restart",
     "emit_reward",
     "find_final_reward",
+    "forget_rollout",
     "install_provider",
     "install_tracer",
     "set_master_key",
@@ -104,6 +106,20 @@ def install_provider(name: str, provider: CustomLLM) -> None:
     """Lets models called ``<name>/...`` be served by ``provider``, in place of any earlier one."""
     litellm.custom_provider_map = [{"provider": name, "custom_handler": provider}]
     custom_llm_setup()
+
+
+async def forget_rollout(store: InMemoryLightningStore, rollout_id: str) -> None:
+    """Drops a finished rollout, its attempts and its spans from ``store``; an unknown one is none to drop."""
+    this = {"rollout_id": {"exact": rollout_id}}
+    labels = ["attempts", "rollouts", "span_sequence_ids", "spans"]
+    async with store.collections.atomic(mode="rw", snapshot=False, labels=labels) as kept:
+        for collection in (kept.spans, kept.attempts, kept.rollouts):
+            await collection.delete((await collection.query(filter=this)).items)
+        await kept.span_sequence_ids.pop(rollout_id)
+    # The store's own indexes, which it offers no way to shrink.
+    store._completion_events.pop(rollout_id, None)  # noqa: SLF001
+    store._start_time_by_rollout.pop(rollout_id, None)  # noqa: SLF001
+    store._total_span_bytes -= store._span_bytes_by_rollout.pop(rollout_id, 0)  # noqa: SLF001
 
 
 class ContextTracer(DummyTracer):  # type: ignore[misc]  # Agent-lightning's classes are Any here

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 
 from orchestrator.errors import GatewayError
+from orchestrator.names import batch_name
 from orchestrator.rollouts import compat
 from orchestrator.rollouts.compat import (
     InMemoryLightningStore,
-    LightningStore,
     LLMProxy,
     NamedResources,
     ProxyLLM,
@@ -38,7 +38,7 @@ class Gateway:
     def __init__(self, *, provider: Provider, port: int = 0) -> None:
         """``port`` 0 takes any free one."""
         # The proxy's thread and the runners' both use it.
-        self.store: LightningStore = InMemoryLightningStore(thread_safe=True)
+        self.store = InMemoryLightningStore(thread_safe=True)
         """Agent-lightning's store: resources, and the rollouts that are run against them."""
         self._provider = provider
         self._port = port
@@ -59,13 +59,14 @@ class Gateway:
         """Listens, and makes sure that what answers is this gateway.
 
         Raises:
-            GatewayError: the port is held by another process, or the proxy does not come up; within 10 seconds.
+            GatewayError: the port is held by another process, which shows at once, or the proxy does not come up.
         """
         self._port = _claimable_port(self._port)
         compat.silence_litellm()
         compat.allow_restart()
         compat.set_master_key(self._key)
         compat.install_provider("orchestrator", self._provider)
+        self._provider.open()
         proxy = LLMProxy(
             store=self.store,
             model_list=[{"model_name": MODEL, "litellm_params": {"model": f"orchestrator/{MODEL}"}}],
@@ -97,18 +98,20 @@ class Gateway:
         self._proxy = proxy
 
     async def stop(self) -> None:
-        """Closes the port and ends the thread; calls in flight get up to 5 seconds. Does nothing when not started."""
+        """Closes the port and ends the thread; calls in flight are answered 503. Does nothing when not started."""
         proxy, self._proxy = self._proxy, None
         if proxy is not None:
+            self._provider.close()
             await proxy.stop()
 
     async def publish(self, policy: Policy) -> str:
         """Serves ``policy`` from the next call on, and registers its resources in the store under the id returned.
 
-        Calls in flight end under the policy they began with.
+        The id follows from the policy's version, so every process that publishes it gives the same. Calls in flight end
+        under the policy they began with.
         """
         self._provider.publish(policy)
-        update = await self.store.add_resources(self.resources())
+        update = await self.store.update_resources(f"policy-{batch_name(policy.policy_version)}", self.resources())
         return str(update.resources_id)
 
     def resources(self) -> NamedResources:

@@ -1,5 +1,6 @@
 """The model behind the gateway: renders messages, samples the published policy, captures what was sampled."""
 
+import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,16 +52,30 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
         self._tokenizer = tokenizer
         self._capture = capture
         self._policy: Policy | None = None
+        self._in_flight: set[asyncio.Future[types.SampleResponse]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
 
     def publish(self, policy: Policy) -> None:
         """Serves ``policy`` to every call that begins from now on."""
         self._policy = policy
 
+    def open(self) -> None:
+        """Takes calls again after ``close``."""
+        self._closed = False
+
+    def close(self) -> None:
+        """Refuses new calls and abandons those in flight, from any thread: a gateway that stops waits for none."""
+        self._closed = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._abandon)
+
     async def acompletion(self, **kwargs: Any) -> ModelResponse:
         """One chat completion; LiteLLM's entry point.
 
         Raises:
-            CustomLLMError: 404 no such attempt is under way, 400 the request cannot be served, 503 nothing published.
+            CustomLLMError: 404 no such attempt is under way, 400 the request cannot be served, 503 nothing is published
+                or the gateway is stopping.
         """
         rollout_id, attempt_id = _ids(kwargs["litellm_params"])
         try:
@@ -73,8 +88,8 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
         self, rollout_id: str, attempt_id: str, messages: Any, params: Mapping[str, Any]
     ) -> ModelResponse:
         policy = self._policy
-        if policy is None:
-            raise CustomLLMError(status_code=UNAVAILABLE, message="no policy is published yet")
+        if policy is None or self._closed:
+            raise CustomLLMError(status_code=UNAVAILABLE, message="no policy is published")
         key = self._capture.key_of(rollout_id, attempt_id)
         if key is None:
             raise _not_under_way(rollout_id, attempt_id)
@@ -83,9 +98,7 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
         call = self._capture.begin(rollout_id, attempt_id, prompt.to_ints())
         if call is None:
             raise _not_under_way(rollout_id, attempt_id)
-        response = await policy.sampling_client.sample_async(
-            prompt, sampling.num_samples, self._sampling_params(sampling, call)
-        )
+        response = await self._sample(policy, prompt, sampling, call)
         replies = [self._reply(sequence, sampling.stop) for sequence in response.sequences]
         turns = [
             Turn(call.prompt_tokens, reply.tokens, reply.logprobs, policy.policy_version, reply.stop_reason)
@@ -95,6 +108,26 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
         if not self._capture.record(call, turns):
             raise _not_under_way(rollout_id, attempt_id)
         return _completion(call, replies)
+
+    async def _sample(
+        self, policy: Policy, prompt: types.ModelInput, sampling: Sampling, call: Call
+    ) -> types.SampleResponse:
+        self._loop = asyncio.get_running_loop()
+        params = self._sampling_params(sampling, call)
+        sampled = asyncio.ensure_future(policy.sampling_client.sample_async(prompt, sampling.num_samples, params))
+        self._in_flight.add(sampled)
+        try:
+            return await sampled
+        except asyncio.CancelledError as error:
+            if self._closed:
+                raise CustomLLMError(status_code=UNAVAILABLE, message="the gateway is stopping") from error
+            raise
+        finally:
+            self._in_flight.discard(sampled)
+
+    def _abandon(self) -> None:
+        for sampled in self._in_flight:
+            sampled.cancel()
 
     def _sampling_params(self, sampling: Sampling, call: Call) -> types.SamplingParams:
         """The service takes stop strings or stop tokens, not both: beside tokens, strings are left to ``_reply``."""

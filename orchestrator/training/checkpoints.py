@@ -140,12 +140,12 @@ class CheckpointLedger:
     ) -> str:
         """The path a save answers with; where an earlier save of that name was applied, that one's path.
 
-        Within one training client a name is only ever used for one set of weights, so a conflict means that this
-        very save was applied and its reply lost.
+        A name holds the number of batches trained, and the weights after these are always the same. So a conflict means
+        that this very save was applied before and its reply, or the process, lost.
         """
         try:
             return str((await (await request).result_async()).path)
         except tinker.ConflictError:
             owner = (await client.get_info_async()).model_id
             log.warning("adopted what was saved before under this name", name=name)
-            return f"tinker://{owner}/{section}/{name}"
+            return f"{self._config.backend}://{owner}/{section}/{name}"

@@ -6,7 +6,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from walk import advance, checkpoint_saved, process_stopped, take_up
+from journal.walk import advance, checkpoint_saved, process_stopped, take_up
 
 from orchestrator.journal.log import JOURNAL_NAME, Journal, read_journal
 from orchestrator.journal.records import Kind, Record

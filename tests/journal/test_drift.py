@@ -5,7 +5,7 @@ from typing import Any
 
 import chz
 import pytest
-from walk import DATASET, process_started, process_stopped, run_started, state_entered
+from journal.walk import DATASET, process_started, process_stopped, run_started, state_entered
 
 from orchestrator.config import Config, Drift, LocalConfig, field_drifts, flatten
 from orchestrator.errors import DriftError, TooManyAttemptsError

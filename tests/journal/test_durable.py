@@ -19,14 +19,15 @@ from hypothesis import strategies as st
 
 import orchestrator
 from orchestrator.errors import ConfigError, JournalWriteError, LockedError, SideFileDamagedError
-from orchestrator.journal.durable import LineFile, RunLock, sha256_of, write_durably
+from orchestrator.journal.durable import LineFile, sha256_of, write_durably
+from orchestrator.journal.lock import RunLock
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(orchestrator.__file__).parents[1])}
 
 HOLD_LOCK = """
 import sys
 from pathlib import Path
-from orchestrator.journal.durable import RunLock
+from orchestrator.journal.lock import RunLock
 lock = RunLock.acquire(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -260,6 +261,19 @@ def test_h18_the_first_process_is_unharmed_by_the_second(tmp_path: Path) -> None
             RunLock.acquire(tmp_path)
         output, _ = first.communicate("", timeout=20)
         assert (output, first.returncode) == ("unharmed\n", 0)
+
+
+def test_asking_who_has_a_run_takes_nothing_from_anybody(tmp_path: Path) -> None:
+    log_path = tmp_path / "run"
+    assert RunLock.holder(log_path) is None
+    assert not log_path.exists()
+    with script(HOLD_LOCK, log_path) as first:
+        assert next_line(first) == "held\n"
+        assert RunLock.holder(log_path) == f"process {first.pid} on {socket.gethostname()}"
+        first.kill()
+        first.wait()
+    assert RunLock.holder(log_path) is None
+    RunLock.acquire(log_path).release()
 
 
 def test_a_released_lock_can_be_taken_again(tmp_path: Path) -> None:

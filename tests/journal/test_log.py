@@ -13,13 +13,14 @@ from zlib import crc32
 
 import pytest
 import walk
-from walk import advance, advance_to, next_record, state_entered, transition
+from journal.walk import advance, advance_to, next_record, state_entered, transition
 
 import orchestrator
-from orchestrator.errors import JournalDamagedError, JournalWriteError
-from orchestrator.journal.log import JOURNAL_NAME, Journal, Torn, read_journal
+from orchestrator.errors import ConfigError, JournalDamagedError, JournalWriteError
+from orchestrator.journal.durable import LineFile
+from orchestrator.journal.log import JOURNAL_NAME, Journal, Torn, read_journal, require_journal
 from orchestrator.journal.records import InvalidRecordError, Kind, Record, encode
-from orchestrator.journal.recovery import IllegalStepError, fold
+from orchestrator.journal.recovery import IllegalStepError, RunState, fold
 from orchestrator.names import State
 
 
@@ -66,6 +67,14 @@ def test_what_is_appended_is_there_at_every_opening(log_path: Path) -> None:
             assert journal.run == fold(appended) == read_journal(log_path).run
     assert [record.seq for record in appended] == list(range(42))
     assert read_journal(log_path).records == appended
+
+
+def test_who_wants_to_look_at_a_run_is_told_that_there_is_none(log_path: Path, lines: list[bytes]) -> None:
+    assert len(require_journal(log_path).records) == len(lines)
+    for nothing in (log_path / "missing", log_path.parent / "other"):
+        with pytest.raises(ConfigError, match=r"journal\.jsonl: no run is there; give the log_path of a run"):
+            require_journal(nothing)
+        assert not nothing.exists()
 
 
 def test_records_are_stamped_by_the_clock(log_path: Path) -> None:
@@ -245,23 +254,30 @@ def test_h20_a_full_disk_stops_the_run_and_the_next_process_goes_on_where_it_sto
     assert read_journal(log_path).records[: len(records)] == records
 
 
-def test_an_append_interrupted_after_its_write_is_the_last(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In between, the file is a record ahead of the memory: one more append would write the same seq again."""
-    journal = Journal(log_path)
-    advance(journal, 3)
-    sync = os.fsync
-
-    def interrupted_sync(descriptor: int) -> None:
-        sync(descriptor)
+def interrupt_after(function: Callable[..., None]) -> Callable[..., None]:
+    def interrupted(*arguments: object) -> None:
+        function(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "fsync", interrupted_sync)
+    return interrupted
+
+
+@pytest.mark.parametrize(("owner", "name"), [(os, "fsync"), (LineFile, "append"), (RunState, "apply")])
+def test_an_append_interrupted_after_its_write_is_the_last(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, name: str
+) -> None:
+    """In the window the file may be a record ahead of the memory: another append would write the same seq again."""
+    journal = Journal(log_path)
+    advance(journal, 3)
+    monkeypatch.setattr(owner, name, interrupt_after(getattr(owner, name)))
     with pytest.raises(KeyboardInterrupt):
         advance(journal, 1)
     monkeypatch.undo()
     with pytest.raises(JournalWriteError, match=r"takes no more lines.*KeyboardInterrupt"):
         advance(journal, 1)
-    assert read_journal(log_path).run == fold(journal.records)
+    with Journal(log_path) as journal:
+        advance(journal, 3)
+    assert read_journal(log_path).records == journal.records
 
 
 def test_a_killed_writer_loses_no_acknowledged_record(log_path: Path) -> None:

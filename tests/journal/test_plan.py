@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from walk import NUM_BATCHES, advance_to, checkpoint_saved, process_started, process_stopped, state_entered, transition
+from journal.walk import NUM_BATCHES, advance_to, checkpoint_saved, process_started, process_stopped, state_entered, transition
 
 from orchestrator.errors import SideFileDamagedError
 from orchestrator.journal.durable import LineFile
@@ -77,6 +77,14 @@ def test_an_evaluation_keeps_its_rollouts_where_it_is_due(
     assert (plan.kept_rollouts, plan.sampled_tokens) == ((2, 60) if total else (0, 0))
 
 
+def test_an_evaluation_is_estimated_from_earlier_ones(journal: Journal) -> None:
+    run = advance_to(journal, 0, State.MAYBE_EVALUATE)
+    journal.append(Kind.STATE_ENTERED, **state_entered(run))
+    facts = {"evaluated": True, "outcomes": {"succeeded": 4, "failed": 1}, "sampled_tokens": 55}
+    journal.append(Kind.TRANSITION, **transition(run, result=facts))
+    assert plan_at(journal, 2, State.MAYBE_EVALUATE).sampled_tokens == 55
+
+
 def test_the_newest_checkpoint_is_restored_and_the_batches_since_redone(journal: Journal) -> None:
     advance_to(journal, 0, State.LOG)
     save(journal, "000001", 1)
@@ -135,7 +143,19 @@ def test_a_finished_run_has_nothing_to_do(journal: Journal, tmp_path: Path) -> N
 
 def test_a_new_run_starts_at_batch_0(journal: Journal, tmp_path: Path) -> None:
     plan = make_plan(journal.run, tmp_path)
-    assert (plan.batch, plan.weights_needed, plan.lines()) == (0, False, ["a new run starts at batch 0"])
+    assert (plan.batch, plan.run_id, plan.lines()) == (0, "", ["a new run starts at batch 0"])
+    advance_to(journal, 0, State.PUBLISH_MODEL)
+    plan = make_plan(journal.run, tmp_path)
+    assert (plan.run_id, plan.lines()) == ("run-1", ["a new run starts at batch 0"])
+
+
+def test_a_finished_run_whose_horizon_grew_has_something_to_do(journal: Journal, tmp_path: Path) -> None:
+    run = advance_to(journal, 3, State.FINISHED)
+    journal.append(Kind.RUN_FINISHED, batches=3)
+    journal.append(Kind.PROCESS_STARTED, **process_started(run, num_batches=5))
+    plan = make_plan(run, tmp_path)
+    assert plan.lines()[:2] == ["resumes at Rollout of batch 3, of 5 batches", "kept: 0 of 64 train rollouts"]
+    assert plan.sampled_tokens == 6400
 
 
 def test_kills_failures_and_the_last_words_are_told(journal: Journal, tmp_path: Path) -> None:

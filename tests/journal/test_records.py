@@ -11,7 +11,7 @@ from zlib import crc32
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from walk import checkpoint_saved, process_started, process_stopped, run_started, state_entered, transition
+from journal.walk import checkpoint_saved, process_started, process_stopped, run_started, state_entered, transition
 
 from orchestrator.journal.records import FIELDS, InvalidRecordError, Kind, Record, decode, encode
 from orchestrator.journal.recovery import RunState

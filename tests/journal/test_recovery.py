@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from walk import (
+from journal.walk import (
     NUM_BATCHES,
     checkpoint_saved,
     next_record,

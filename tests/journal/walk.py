@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from orchestrator.journal.durable import RunLock
+from orchestrator.journal.lock import RunLock
 from orchestrator.journal.log import Journal
 from orchestrator.journal.records import Kind, Record
 from orchestrator.journal.recovery import RunState

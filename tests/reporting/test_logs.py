@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import logging.config
 import math
 import stat
 import subprocess

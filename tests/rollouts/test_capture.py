@@ -37,7 +37,18 @@ def test_the_same_prompt_asked_again_gets_another_seed_and_the_attempt_replayed_
     assert seeds() == seeds()
 
 
-def test_turns_are_ordered_by_their_prompts_whatever_finished_first() -> None:
+def test_turns_taken_one_after_another_keep_their_order_whatever_their_prompts() -> None:
+    prompts = [(9, 1), (1,), (5, 5)]
+    capture = Capture(run_seed=7)
+    capture.register("r", "a", KEY, 0)
+    for index, prompt in enumerate(prompts):
+        call = capture.begin("r", "a", prompt)
+        assert call is not None
+        assert capture.record(call, [turn(prompt, index)])
+    assert [taken.prompt_tokens for taken in capture.collect("r", "a")] == prompts
+
+
+def test_turns_in_flight_at_once_are_ordered_by_their_prompts_whatever_finished_first() -> None:
     prompts = [(1,), (1, 5, 2), (1, 5, 2, 6, 3), (9, 1)]
     collected = set()
     for order in permutations(range(len(prompts))):

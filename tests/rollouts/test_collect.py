@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import sys
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +14,12 @@ import openai
 import pytest
 
 from orchestrator.errors import SideFileDamagedError, StateFailedError
+from orchestrator.rollouts.attempts import AttemptResult
 from orchestrator.rollouts.collect import Collector, CollectProgress
 from orchestrator.rollouts.outcomes import Outcome, RolloutKey, StoredRollout, Turn
-from orchestrator.rollouts.runners import AttemptResult
 from orchestrator.testing import FakeSamplingClient
 
+rollout_agent: Callable[[Callable[..., Any]], Any] = agl.rollout
 Plan = dict[tuple[int, int, int], Outcome]
 """Outcomes by group, member and attempt; what is not named succeeds."""
 
@@ -78,6 +80,22 @@ async def collect(
     )
 
 
+def read(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def stored_in(path: Path) -> list[StoredRollout]:
+    return [StoredRollout.from_json(line) for line in path.read_text().splitlines()]
+
+
+def identity(path: Path) -> tuple[int, int]:
+    return path.stat().st_ino, path.stat().st_mtime_ns
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "rollouts" / "000003.train.jsonl"
@@ -92,7 +110,7 @@ async def test_every_member_of_every_group_is_run_with_its_groups_task_and_retur
     rollouts = await collect(runner, path)
     assert identities(rollouts) == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)]
     assert sorted(runner.tasks) == ["a", "a", "b", "b"]
-    assert [StoredRollout.from_json(line) for line in path.read_text().splitlines()] == rollouts
+    assert stored_in(path) == rollouts
 
 
 async def test_the_sealed_bytes_do_not_depend_on_what_finished_first(tmp_path: Path) -> None:
@@ -100,7 +118,7 @@ async def test_the_sealed_bytes_do_not_depend_on_what_finished_first(tmp_path: P
     for number, order in enumerate(itertools.permutations([(0, 0), (0, 1), (1, 0), (1, 1)])):
         path = tmp_path / f"{number}.jsonl"
         await collect(PlannedRunner(finish_order=order), path)
-        contents.add(path.read_bytes())
+        contents.add(read(path))
     assert len(contents) == 1
 
 
@@ -127,45 +145,45 @@ async def test_a_rollout_is_retried_until_it_succeeds_or_its_retries_are_used_up
 
 async def test_a_resume_runs_only_what_is_missing_and_goes_on_counting_attempts(path: Path) -> None:
     await collect(PlannedRunner({(0, 1, 0): Outcome.FAILED}), path, max_retries=1)
-    whole = path.read_bytes()
+    whole = read(path)
     lines = whole.splitlines(keepends=True)
     assert len(lines) == 5
     # As a kill leaves it: one rollout between its attempts, one torn, one not begun.
-    path.write_bytes(lines[0] + lines[1] + lines[3][:20])
+    write(path, lines[0] + lines[1] + lines[3][:20])
     runner = PlannedRunner()
     await collect(runner, path, max_retries=1)
     assert sorted(runner.ran) == [(0, 1, 1), (1, 0, 0), (1, 1, 0)]
-    assert path.read_bytes() == whole
+    assert read(path) == whole
 
 
 async def test_what_is_complete_is_not_run_and_not_rewritten(path: Path) -> None:
     await collect(PlannedRunner(), path)
-    before = path.stat()
+    before = identity(path)
     runner = PlannedRunner()
     assert len(await collect(runner, path)) == 4
     assert runner.ran == []
-    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert identity(path) == before
 
 
 @pytest.mark.parametrize("damage", ["not json", "{}", "twice", "foreign"])
 async def test_a_damaged_line_is_refused_by_its_number_and_the_file_left_alone(path: Path, damage: str) -> None:
     await collect(PlannedRunner(), path)
-    lines = path.read_text().splitlines()
+    lines = read(path).decode().splitlines()
     foreign = json.dumps({**json.loads(lines[0]), "group": 7})
     lines[2] = {"twice": lines[0], "foreign": foreign}.get(damage, damage)
-    path.write_text("".join(f"{line}\n" for line in lines))
-    before = path.read_bytes()
+    write(path, "".join(f"{line}\n" for line in lines).encode())
+    before = read(path)
     runner = PlannedRunner()
     with pytest.raises(SideFileDamagedError, match=r"000003\.train\.jsonl, line 3: "):
         await collect(runner, path)
     assert runner.ran == []
-    assert path.read_bytes() == before
+    assert read(path) == before
 
 
 async def test_on_failure_stop_ends_with_the_first_error_after_storing_it_and_a_resume_tries_again(path: Path) -> None:
-    with pytest.raises(StateFailedError, match="000003-train-0001-000.*failed as planned"):
+    with pytest.raises(StateFailedError, match=r"000003-train-0001-000.*failed as planned"):
         await collect(PlannedRunner({(1, 0, 0): Outcome.FAILED}), path, on_failure="stop", concurrency=1)
-    stored = [StoredRollout.from_json(line) for line in path.read_text().splitlines()]
+    stored = stored_in(path)
     assert [(r.outcome, r.last) for r in stored][-1] == (Outcome.FAILED, False)
     runner = PlannedRunner()
     rollouts = await collect(runner, path, on_failure="stop", concurrency=1)
@@ -182,7 +200,7 @@ async def test_once_stopped_nothing_new_begins_and_what_runs_is_stored(path: Pat
             stop.set()
 
     rollouts = await collect(runner, path, stop=stop, concurrency=2, on_progress=stop_at_first)
-    assert len(runner.ran) == len(rollouts) == len(path.read_text().splitlines()) == 2
+    assert len(runner.ran) == len(rollouts) == len(stored_in(path)) == 2
     resumed = PlannedRunner()
     await collect(resumed, path)
     assert len(resumed.ran) == 2
@@ -201,9 +219,9 @@ async def test_cancelling_abandons_what_runs_and_leaves_whole_lines(path: Path) 
     collecting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await collecting
-    stored = [StoredRollout.from_json(line) for line in path.read_text().splitlines()]
+    stored = stored_in(path)
     assert len(stored) >= 2
-    assert path.read_bytes().endswith(b"\n")
+    assert read(path).endswith(b"\n")
 
 
 async def test_progress_counts_what_is_finished_and_starts_from_what_was_stored(path: Path) -> None:
@@ -220,12 +238,22 @@ async def test_progress_counts_what_is_finished_and_starts_from_what_was_stored(
 DYING = """
 import asyncio, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from test_collect import PlannedRunner, collect
+from orchestrator.rollouts.attempts import AttemptResult
+from orchestrator.rollouts.collect import Collector
+from orchestrator.rollouts.outcomes import Outcome, Turn
 
-tasks = [str(number) for number in range(200)]
-show = lambda progress: print(progress.num_finished, flush=True)
-asyncio.run(collect(PlannedRunner(), Path(sys.argv[2]), tasks=tasks, concurrency=3, on_progress=show))
+class Runner:
+    async def run(self, key, *, attempt, task, resources_id):
+        turn = Turn((1, key.group), (5 + key.member, 2), (-0.25, -0.5), key.batch, "stop")
+        return AttemptResult(Outcome.SUCCEEDED, 0.5, (turn,), None)
+
+asyncio.run(
+    Collector(Runner(), concurrency=3, max_retries=0, on_failure="drop_member").collect(
+        batch=3, mode="train", tasks=[str(number) for number in range(200)], group_size=2, resources_id="r",
+        path=Path(sys.argv[1]), stop=asyncio.Event(),
+        on_progress=lambda progress: print(progress.num_finished, file=sys.stderr, flush=True),
+    )
+)
 """
 
 
@@ -233,25 +261,23 @@ async def test_a_killed_process_loses_nothing_that_it_had_counted_as_done(tmp_pa
     tasks = [str(number) for number in range(200)]
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     await collect(PlannedRunner(), whole, tasks=tasks)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", DYING, str(Path(__file__).parent), str(cut), stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", DYING, str(cut), stderr=PIPE, stdout=DEVNULL)
+    assert process.stderr is not None
     num_finished = 0
     while num_finished < 20:
-        line = (await process.stdout.readline()).decode().strip()
+        line = (await process.stderr.readline()).decode().strip()
         assert line, "the process ended before it was killed"
         num_finished = int(line) if line.isdigit() else 0
     process.kill()
-    num_finished = max([num_finished, *(int(line) for line in (await process.stdout.read()).split())])
+    num_finished = max([num_finished, *(int(line) for line in (await process.stderr.read()).split())])
     await process.wait()
     runner = PlannedRunner()
     await collect(runner, cut, tasks=tasks)
     assert 0 < len(runner.ran) <= 400 - num_finished
-    assert cut.read_bytes() == whole.read_bytes()
+    assert read(cut) == read(whole)
 
 
-@agl.rollout
+@rollout_agent
 async def asking_agent(task: str, llm: agl.LLM) -> float:
     async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key, max_retries=0) as client:
         reply = await client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": task}])
@@ -263,10 +289,10 @@ async def test_through_the_gateway_a_stored_rollout_is_never_sampled_again(
 ) -> None:
     runner = served.runner(asking_agent)
     await collect(runner, path, resources_id=served.resources_id)
-    whole = path.read_bytes()
+    whole = read(path)
     assert len(client.calls) == 4
-    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:3]))
+    write(path, b"".join(whole.splitlines(keepends=True)[:3]))
     await collect(runner, path, resources_id=served.resources_id)
     runner.close()
     assert len(client.calls) == 5
-    assert path.read_bytes() == whole
+    assert read(path) == whole

@@ -26,10 +26,18 @@ from orchestrator.errors import GatewayError
 from orchestrator.rollouts import compat, gateway
 from orchestrator.rollouts.capture import Capture
 from orchestrator.rollouts.outcomes import RolloutKey
-from orchestrator.rollouts.provider import Provider
+from orchestrator.rollouts.provider import Policy, Provider
+from orchestrator.rollouts.requests import SamplingDefaults
 from orchestrator.rollouts.runners import InlineRunner
+from orchestrator.testing import FakeSamplingClient
 import agentlightning as agl
+import httpx
+import structlog
+from tinker_cookbook.renderers import get_renderer
+sys.path.insert(0, sys.argv[2])
+from conftest import character_tokenizer
 
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 requests = []
 
 class Foreign(http.server.BaseHTTPRequestHandler):
@@ -75,8 +83,28 @@ async def main():
         thread.name for thread in threading.enumerate()
         if thread.name not in threads and not thread.name.startswith("asyncio_")
     ]
+    facts["in_flight"] = await stop_with_a_call_in_flight(port)
     facts["hung"] = await hung_agents(port)
     Path(sys.argv[1]).write_text(json.dumps(facts))
+
+async def stop_with_a_call_in_flight(port):
+    client = FakeSamplingClient(lambda prompt, params: [5])
+    client.hold()
+    served = gateway.Gateway(provider=provider, port=port)
+    await served.start()
+    await served.publish(Policy(client, 0, SamplingDefaults(4), SamplingDefaults(4)))
+    capture.register("ro", "at", RolloutKey(0, "train", 0, 0), 0)
+    call = asyncio.create_task(asyncio.to_thread(
+        httpx.post,
+        f"{served.address}/rollout/ro/attempt/at/v1/chat/completions",
+        headers={"Authorization": f"Bearer {served.key}"},
+        json={"model": "policy", "messages": [{"role": "user", "content": "x"}]},
+        timeout=30,
+    ))
+    await asyncio.to_thread(client.arrived.get)
+    began = time.monotonic()
+    await served.stop()
+    return {"seconds": time.monotonic() - began, "status": (await call).status_code, "listening": listening(port)}
 
 async def hung_agents(port):
     served = gateway.Gateway(provider=provider, port=port)
@@ -100,7 +128,8 @@ async def hung_agents(port):
     return outcomes
 
 capture = Capture(run_seed=0)
-provider = Provider(renderer=None, tokenizer=None, capture=capture)
+tokenizer = character_tokenizer()
+provider = Provider(renderer=get_renderer("qwen3_instruct", tokenizer), tokenizer=tokenizer, capture=capture)
 asyncio.run(main())
 """
 
@@ -111,7 +140,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     facts = tmp_path_factory.mktemp("life") / "facts.json"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LITELLM")}
     done = subprocess.run(
-        [sys.executable, "-c", LIFE_OF_A_GATEWAY, str(facts)],
+        [sys.executable, "-c", LIFE_OF_A_GATEWAY, str(facts), str(Path(__file__).parent)],
         capture_output=True,
         text=True,
         timeout=90,
@@ -140,13 +169,19 @@ def test_a_stopped_gateway_leaves_no_port_and_no_thread_and_the_next_one_starts(
     assert life["threads_left"] == []
 
 
+def test_a_gateway_that_stops_waits_for_no_call_in_flight(life: dict[str, Any]) -> None:
+    assert life["in_flight"]["status"] == 503
+    assert life["in_flight"]["seconds"] < 3
+    assert not life["in_flight"]["listening"]
+
+
 def test_agents_that_never_return_do_not_keep_the_process_alive(life: dict[str, Any]) -> None:
     assert life["hung"] == ["timed_out", "timed_out"]
 
 
 def test_nothing_is_printed_on_stdout(life: dict[str, Any]) -> None:
     assert life["stdout"] == ""
-    assert life["stderr"] == ""
+    assert "sk-" not in life["stderr"]
 
 
 def test_litellm_still_reads_a_price_list_from_the_network_unless_told_not_to() -> None:
@@ -190,3 +225,26 @@ def test_a_reward_emitted_where_no_rollout_runs_is_an_error() -> None:
     thread.start()
     thread.join()
     assert "where no rollout runs" in errors[0]
+
+
+async def test_the_store_still_keeps_finished_rollouts_unless_they_are_forgotten() -> None:
+    store = compat.InMemoryLightningStore(thread_safe=True)
+    rollouts = [await store.start_rollout(input=number) for number in range(2)]
+    for rollout in rollouts:
+        await store.add_span(
+            agl.Span.from_core_fields(
+                agl.emit_reward(1.0, propagate=False),
+                rollout_id=rollout.rollout_id,
+                attempt_id=rollout.attempt.attempt_id,
+                sequence_id=1,
+            )
+        )
+        await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
+    assert len(await store.query_rollouts()) == 2
+    await compat.forget_rollout(store, rollouts[0].rollout_id)
+    await compat.forget_rollout(store, "unknown")
+    assert [rollout.rollout_id for rollout in await store.query_rollouts()] == [rollouts[1].rollout_id]
+    assert len(await store.query_spans(rollouts[1].rollout_id)) == 1
+    assert len(store._start_time_by_rollout) == len(store._completion_events) == len(store._span_bytes_by_rollout) == 1
+    statistics = await store.statistics()
+    assert (statistics["total_rollouts"], statistics["total_attempts"], statistics["total_spans"]) == (1, 1, 1)

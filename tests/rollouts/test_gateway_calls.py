@@ -97,8 +97,8 @@ async def test_an_evaluation_call_is_sampled_as_evaluation_and_a_training_call_a
 
 
 async def test_the_seed_is_derived_unless_it_is_asked_for(attempt: Attempt, client: FakeSamplingClient) -> None:
-    for body in ({}, {}, {"seed": 5}):
-        await attempt.ask(**body)
+    for seed in (None, None, 5):
+        await attempt.ask(seed=seed)
     first, second, asked = (params.seed for _, params in client.calls)
     assert first is not None
     assert first != second

@@ -16,7 +16,13 @@ DEFAULTS = SamplingDefaults(max_tokens=16, temperature=0.7, top_p=0.9, top_k=5)
 
 
 def test_what_is_not_asked_is_the_policys() -> None:
-    nothing = {"stream": False, "max_retries": 0, "temperature": None, "tools": [], "presence_penalty": 0.0}
+    nothing: dict[str, Any] = {
+        "stream": False,
+        "max_retries": 0,
+        "temperature": None,
+        "tools": [],
+        "presence_penalty": 0.0,
+    }
     assert read_sampling(nothing, DEFAULTS) == Sampling(16, 0.7, 0.9, 5, 1, None, ())
 
 
@@ -42,23 +48,23 @@ def test_what_is_asked_is_honoured(asked: dict[str, Any], field: str, value: Any
     assert type(honoured) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *[("temperature", value) for value in (True, False, -0.1, "1", float("nan"), float("inf"), [])],
-        *[("top_p", value) for value in (True, 0, 1.1)],
-        *[("top_k", value) for value in (True, 0, -2, 1.0)],
-        *[("max_tokens", value) for value in (True, 0, 8.0, "8")],
-        *[("n", value) for value in (0, True, 129)],
-        *[("seed", value) for value in (1.0, True)],
-        *[("stop", value) for value in ("", [""], [1], 3)],
-        ("tools", [{"type": "function"}]),
-        ("response_format", {"type": "json_object"}),
-        ("presence_penalty", 0.5),
-        ("logprobs", True),
-        ("frobnicate", 1),
-    ],
-)
+REFUSED: dict[str, list[Any]] = {
+    "temperature": [True, False, -0.1, "1", float("nan"), float("inf"), []],
+    "top_p": [True, 0, 1.1],
+    "top_k": [True, 0, -2, 1.0],
+    "max_tokens": [True, 0, 8.0, "8"],
+    "n": [0, True, 129],
+    "seed": [1.0, True],
+    "stop": ["", [""], [1], 3],
+    "tools": [[{"type": "function"}]],
+    "response_format": [{"type": "json_object"}],
+    "presence_penalty": [0.5],
+    "logprobs": [True],
+    "frobnicate": [1],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in REFUSED for value in REFUSED[name]])
 def test_what_cannot_be_honoured_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(RequestError, match=name):
         read_sampling({name: value}, DEFAULTS)

@@ -13,10 +13,11 @@ import pytest
 
 from orchestrator.errors import ConfigError
 from orchestrator.rollouts.agents import load_agent
+from orchestrator.rollouts.attempts import AttemptResult
 from orchestrator.rollouts.outcomes import Outcome, RolloutKey
-from orchestrator.rollouts.runners import AttemptResult
 from orchestrator.testing import FakeSamplingClient
 
+rollout_agent: Callable[[Callable[..., Any]], Any] = agl.rollout
 KEY = RolloutKey(0, "train", 0, 0)
 
 
@@ -44,24 +45,24 @@ def run(served: Any) -> Callable[..., Any]:
     return run_once
 
 
-@agl.rollout
+@rollout_agent
 def sync_agent(task: Any, llm: agl.LLM) -> float:
     return float(ask(llm) == "7")
 
 
-@agl.rollout
+@rollout_agent
 async def async_agent(task: Any, llm: agl.LLM) -> float:
     return float(await ask_async(llm) == "7")
 
 
-@agl.rollout
+@rollout_agent
 async def emitting_agent(task: Any, llm: agl.LLM, rollout: agl.Rollout) -> None:
     await ask_async(llm)
     agl.emit_reward(0.25)
     agl.emit_reward(0.5)
 
 
-class ClassAgent(agl.LitAgent[Any]):
+class ClassAgent(agl.LitAgent[Any]):  # type: ignore[misc]  # Any to mypy
     """Answers differently in training and in evaluation."""
 
     def training_rollout(self, task: Any, resources: Any, rollout: Any) -> float:
@@ -91,7 +92,7 @@ async def test_an_evaluation_runs_the_agents_validation(run: Any) -> None:
 
 
 async def test_the_returned_number_wins_over_the_emitted_one(run: Any) -> None:
-    @agl.rollout
+    @rollout_agent
     def agent(task: Any, llm: agl.LLM) -> bool:
         ask(llm)
         agl.emit_reward(0.1)
@@ -102,7 +103,7 @@ async def test_the_returned_number_wins_over_the_emitted_one(run: Any) -> None:
 
 @pytest.mark.parametrize("returned", [float("nan"), float("inf"), None, "good", []])
 async def test_a_reward_that_is_no_finite_number_is_invalid_and_not_zero(run: Any, returned: Any) -> None:
-    @agl.rollout
+    @rollout_agent
     def agent(task: Any, llm: agl.LLM) -> Any:
         ask(llm)
         return returned
@@ -120,7 +121,7 @@ async def test_a_turn_without_logprobs_makes_the_rollout_invalid(run: Any, serve
 
 
 async def test_an_agent_that_never_called_the_model_is_empty_and_told_why(run: Any) -> None:
-    @agl.rollout
+    @rollout_agent
     def agent(task: Any, llm: agl.LLM) -> float:
         return 1.0
 
@@ -134,12 +135,12 @@ async def test_an_agent_that_never_called_the_model_is_empty_and_told_why(run: A
 async def test_an_agent_that_raises_has_failed_with_its_error(
     run: Any, kind: type[BaseException], is_async: bool
 ) -> None:
-    @agl.rollout
+    @rollout_agent
     def agent(task: Any, llm: agl.LLM) -> float:
         ask(llm)
         raise kind("on purpose")
 
-    @agl.rollout
+    @rollout_agent
     async def agent_async(task: Any, llm: agl.LLM) -> float:
         await ask_async(llm)
         raise kind("on purpose")
@@ -152,7 +153,7 @@ async def test_an_agent_that_raises_has_failed_with_its_error(
 
 
 async def test_an_error_names_no_address_that_differs_between_runs(run: Any, served: Any) -> None:
-    @agl.rollout
+    @rollout_agent
     def agent(task: Any, llm: agl.LLM) -> float:
         raise ConnectionError(f"no answer from {llm.endpoint}/chat, {object()!r}")
 
@@ -164,7 +165,7 @@ async def test_an_error_names_no_address_that_differs_between_runs(run: Any, ser
 async def test_a_sleeping_async_agent_times_out_and_is_cancelled(run: Any) -> None:
     cancelled = threading.Event()
 
-    @agl.rollout
+    @rollout_agent
     async def agent(task: Any, llm: agl.LLM) -> float:
         try:
             await asyncio.Event().wait()
@@ -186,12 +187,12 @@ async def test_an_agent_that_blocks_times_out_and_the_event_loop_of_the_run_stay
 ) -> None:
     released = threading.Event()
 
-    @agl.rollout
+    @rollout_agent
     def agent(task: Any, llm: agl.LLM) -> float:
         released.wait(20)
         return 1.0
 
-    @agl.rollout
+    @rollout_agent
     async def agent_async(task: Any, llm: agl.LLM) -> float:
         released.wait(20)
         return 1.0
@@ -203,13 +204,32 @@ async def test_an_agent_that_blocks_times_out_and_the_event_loop_of_the_run_stay
     released.set()
 
 
+async def test_agents_after_one_that_blocks_its_loop_are_not_lost(served: Any) -> None:
+    released = threading.Event()
+
+    @rollout_agent
+    async def agent(task: Any, llm: agl.LLM) -> float:
+        if task == "block":
+            released.wait(20)
+        return float(await ask_async(llm) == "7")
+
+    runner = served.runner(agent, timeout_seconds=2.0)
+    results = [
+        await runner.run(RolloutKey(0, "train", 0, member), attempt=0, task=task, resources_id=served.resources_id)
+        for member, task in enumerate(["block", "play"])
+    ]
+    released.set()
+    runner.close()
+    assert [result.outcome for result in results] == [Outcome.TIMED_OUT, Outcome.SUCCEEDED]
+
+
 async def test_an_abandoned_agents_calls_are_refused_and_its_rewards_ignored(
     run: Any, client: FakeSamplingClient
 ) -> None:
     released, seen = threading.Event(), []
     ended = threading.Event()
 
-    @agl.rollout
+    @rollout_agent
     def agent(task: Any, llm: agl.LLM) -> float:
         ask(llm)
         agl.emit_reward(0.5)
@@ -233,22 +253,23 @@ async def test_an_abandoned_agents_calls_are_refused_and_its_rewards_ignored(
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_rewards_of_fifty_concurrent_rollouts_never_mix(served: Any, is_async: bool) -> None:
     gate = threading.Barrier(50, timeout=20)
-    arrived = 0
+    everyone, arrived = asyncio.Event(), 0
 
-    @agl.rollout
+    @rollout_agent
     def agent(task: Any, llm: agl.LLM) -> None:
         gate.wait()
         agl.emit_reward(-1.0)
         gate.wait()
         agl.emit_reward(float(task))
 
-    @agl.rollout
+    @rollout_agent
     async def agent_async(task: Any, llm: agl.LLM) -> None:
         nonlocal arrived
         agl.emit_reward(-1.0)
         arrived += 1
-        while arrived < 50:
-            await asyncio.sleep(0)
+        if arrived == 50:
+            everyone.set()
+        await everyone.wait()
         await asyncio.create_task(emit(float(task)))
 
     async def emit(reward: float) -> None:
@@ -266,7 +287,7 @@ async def test_rewards_of_fifty_concurrent_rollouts_never_mix(served: Any, is_as
 
 
 async def test_an_agent_may_change_its_task_without_changing_that_of_others(run: Any) -> None:
-    @agl.rollout
+    @rollout_agent
     def agent(task: Any, llm: agl.LLM) -> float:
         ask(llm)
         task["steps"].append(1)
@@ -288,11 +309,25 @@ async def test_the_store_shows_how_the_attempt_ended(run: Any, served: Any) -> N
     assert agl.find_final_reward(await served.gateway.store.query_spans(shown.rollout_id)) == 0.5
 
 
+AGENTS = """
+import agentlightning as agl
+
+@agl.rollout
+def solve(task, llm):
+    return 1.0
+
+class Solver(agl.LitAgent):
+    pass
+
+def plain(task, llm):
+    return 1.0
+"""
+
+
 def test_an_agent_is_found_by_module_and_attribute_in_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = "import agentlightning as agl\n\n@agl.rollout\ndef solve(task, llm):\n    return 1.0\n\nclass Solver(agl.LitAgent):\n    pass\n\ndef plain(task, llm):\n    return 1.0\n"
-    (tmp_path / "agents_of_the_test.py").write_text(source)
+    (tmp_path / "agents_of_the_test.py").write_text(AGENTS)
     (tmp_path / "broken_agent_of_the_test.py").write_text("raise RuntimeError('no licence')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

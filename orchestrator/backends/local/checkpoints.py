@@ -19,8 +19,10 @@ from orchestrator.backends.local.status_errors import bad_request, conflict, not
 
 Kind = Literal["weights", "sampler_weights"]
 
+MODEL_ID = "run"
+"""The owner part of every path of a run's checkpoints."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_PATH = re.compile(rf"(?:local|tinker)://([0-9]+)/(weights|sampler_weights)/({_NAME.pattern})")
+_PATH = re.compile(rf"(?:local|tinker)://(run)/(weights|sampler_weights)/({_NAME.pattern})")
 _UNFINISHED = ".unfinished-"
 _METADATA, _MODEL, _OPTIMIZER = "metadata.json", "model.safetensors", "optimizer.safetensors"
 
@@ -58,11 +60,11 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run, at ``local://<model id>/<kind>/<name>``, which is a directory under ``<root>``.
+    """The checkpoints of one run, at ``local://run/<kind>/<name>``, which is a directory under ``<root>``.
 
-    As on the service, every training client saves under a model id of its own, so a name stands for one set of weights
-    even where the same batch was trained again, with other settings, by a later process. ``tinker://<model id>/...``
-    means the same as ``local://<model id>/...``.
+    Unlike the service, which gives every training client a model id of its own, a store has one, ``run``, for all
+    processes of its run: what one of them saved the next finds under the same path, and saving it again is a conflict.
+    ``tinker://run/...`` means the same as ``local://run/...``.
 
     A checkpoint is a directory that appears by one rename after its files are on disk, so a killed process leaves
     either all of it or nothing under its name. One process writes a store at a time: the run directory's lock sees to
@@ -77,17 +79,8 @@ class CheckpointStore:
             if directory.name.startswith(_UNFINISHED) or self._expired(_read_metadata(directory)):
                 _remove(directory)
 
-    def new_model_id(self) -> str:
-        """A model id that no other training client of this run has, e.g. ``0002``."""
-        self._root.mkdir(parents=True, exist_ok=True)
-        taken = [int(directory.name) for directory in self._root.iterdir() if directory.name.isdecimal()]
-        model_id = f"{max(taken, default=-1) + 1:04d}"
-        (self._root / model_id).mkdir()
-        return model_id
-
     def save(
         self,
-        model_id: str,
         kind: Kind,
         name: str,
         *,
@@ -110,8 +103,8 @@ class CheckpointStore:
             raise bad_request(f"checkpoint name {name!r}: expected letters, digits, dots, dashes and underscores")
         if ttl_seconds is not None and ttl_seconds <= 0:
             raise bad_request(f"checkpoint {name}: ttl_seconds={ttl_seconds}, expected more than 0 or None")
-        target = self._root / model_id / kind / name
-        path = f"local://{model_id}/{kind}/{name}"
+        target = self._root / MODEL_ID / kind / name
+        path = f"local://{MODEL_ID}/{kind}/{name}"
         if target.exists() and not overwrite and not self._expired(_read_metadata(target)):
             raise conflict(f"{path} exists already: choose another name, adopt it, or overwrite", {"path": path})
         created_at = self._now()

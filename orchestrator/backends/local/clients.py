@@ -8,7 +8,7 @@ from typing import Any
 import tinker
 from tinker import types
 
-from orchestrator.backends.local.checkpoints import CheckpointStore
+from orchestrator.backends.local.checkpoints import MODEL_ID, CheckpointStore
 from orchestrator.backends.local.losses import check_clip, check_examples, check_tokens
 from orchestrator.backends.local.model import Policy
 from orchestrator.backends.local.sampling import Continuation, SampleRow, check_request, compute_logprobs
@@ -69,7 +69,6 @@ class LocalTrainingClient:
         self._worker = worker
         self._store = store
         self._trainer = trainer
-        self._model_id = store.new_model_id()
         self._model = trainer.policy.model
 
     async def forward_backward_async(
@@ -101,7 +100,6 @@ class LocalTrainingClient:
 
         def save() -> types.SaveWeightsResponse:
             path = self._store.save(
-                self._model_id,
                 "weights",
                 name,
                 **self._identity(),
@@ -122,7 +120,6 @@ class LocalTrainingClient:
 
         def save() -> types.SaveWeightsForSamplerResponse:
             path = self._store.save(
-                self._model_id,
                 "sampler_weights",
                 name,
                 **self._identity(),
@@ -146,7 +143,7 @@ class LocalTrainingClient:
             model_data=types.ModelData(
                 arch=self._model.config.model_type, model_name=self._model.name, tokenizer_id=self._model.name
             ),
-            model_id=self._model_id,
+            model_id=MODEL_ID,
             is_lora=rank > 0,
             lora_rank=rank,
             model_name=self._model.name,

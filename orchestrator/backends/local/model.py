@@ -5,16 +5,18 @@ import hashlib
 import itertools
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.utils import logging as transformers_logging
+
+from orchestrator.backends.local.status_errors import bad_request
 
 LORA_ALPHA = 32
 """The adapter's output is scaled by this over the rank, which keeps the best learning rate the same for every rank."""
@@ -45,10 +47,12 @@ class LanguageModel:
         self.dtype = dtype
         self.fingerprint = fingerprint(directory)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-        self._base: nn.Module = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)
+        self._base: nn.Module = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, local_files_only=True, use_safetensors=True
+        )
         self._base.eval().requires_grad_(False)
         self._adapted: dict[AdapterSpec, nn.Module] = {}
-        self.config: Any = self._base.config
+        self.config: Any = self._base.config.get_text_config()
 
     @property
     def vocab_size(self) -> int:
@@ -78,9 +82,13 @@ class LanguageModel:
         if spec.rank == 0:
             return self._base
         if spec not in self._adapted:
+            from peft import LoraConfig, inject_adapter_in_model  # takes a second to import, and only adapters need it
+
             shared = {id(tensor): tensor for tensor in itertools.chain(self._base.parameters(), self._base.buffers())}
             lora = LoraConfig(r=spec.rank, lora_alpha=LORA_ALPHA, target_modules=self._target_modules(spec))
-            self._adapted[spec] = inject_adapter_in_model(lora, copy.deepcopy(self._base, shared)).eval()
+            with warnings.catch_warnings():  # of merging adapters on tied weights, which nothing here does
+                warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")
+                self._adapted[spec] = inject_adapter_in_model(lora, copy.deepcopy(self._base, shared)).eval()
         return self._adapted[spec]
 
     def fresh_weights(self, spec: AdapterSpec, seed: int) -> dict[str, Tensor]:
@@ -105,6 +113,8 @@ class LanguageModel:
                 wanted = spec.train_attn if attention else spec.train_mlp
                 if spec.train_unembed if module is unembedding else wanted:
                     chosen.append(name)
+        if not chosen:
+            raise bad_request(f"{self.name} has no linear layer to adapt with {spec}: use rank 0, all parameters")
         return chosen
 
 

@@ -146,7 +146,10 @@ class LocalServiceClient:
             if not (directory / "config.json").is_file():
                 raise bad_request(f"base_model={name}: neither {TINY!r} nor a directory that holds config.json")
             dtype = torch.float32 if name == TINY else getattr(torch, self._options.dtype)
-            self._models[name] = LanguageModel(directory, name=name, dtype=dtype)
+            try:
+                self._models[name] = LanguageModel(directory, name=name, dtype=dtype)
+            except (OSError, ValueError) as error:
+                raise bad_request(f"base_model={name}: cannot be loaded as a causal language model: {error}") from error
         return self._models[name]
 
     def _tiny(self) -> Path:

@@ -1,0 +1,107 @@
+"""The lock of a run directory: one process at a time works on a run, and death gives the lock back."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Self
+
+from orchestrator.errors import ConfigError, LockedError
+from orchestrator.journal.durable import FILE_MODE, make_folder
+
+LOCK_NAME = "lock"
+
+
+class RunLock:
+    """The right to write in a run directory: one process at a time has it, and death gives it back.
+
+    The lock belongs to the open file ``log_path/lock`` (``flock``), so not even SIGKILL leaves it behind; what the file
+    says, pid and host, only serves the other process's message. Child processes never hold it.
+    """
+
+    PATIENCE_SECONDS = 0.2
+    """A holder killed a moment ago may still be dying, and a new one still be writing its name."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        """Use ``acquire``."""
+        self.path = path
+        self._descriptor: int | None = descriptor
+        # A forked worker shares the open file, so one that outlives a killed parent would keep the run locked.
+        os.register_at_fork(after_in_child=self.release)
+
+    @classmethod
+    def acquire(cls, log_path: Path) -> Self:
+        """Takes the lock of ``log_path``, making the directory (mode 0700) where missing.
+
+        Raises:
+            LockedError: another process has it; the message names its pid and host.
+            ConfigError: the directory cannot be made or written, or its file system has no locks.
+        """
+        path = log_path / LOCK_NAME
+        try:
+            make_folder(log_path)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        except OSError as error:
+            raise ConfigError(f"log_path={log_path}: {error}; give a directory that can be made and written") from error
+        try:
+            _flock_patiently(descriptor, cls.PATIENCE_SECONDS)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise LockedError(
+                f"{log_path}: {_holder(path)} works on this run; wait for it, stop it, or give another log_path"
+            ) from error
+        except OSError as error:
+            os.close(descriptor)
+            raise ConfigError(
+                f"{path}: cannot be locked: {error}; give a log_path on a local disk with free space"
+            ) from error
+        return cls(path, descriptor)
+
+    @staticmethod
+    def holder(log_path: Path) -> str | None:
+        """Who works on ``log_path``, e.g. ``process 41 on ada``; None: nobody does. Takes nothing from anybody."""
+        path = log_path / LOCK_NAME
+        if not path.exists():
+            return None
+        with path.open("rb") as file:
+            try:
+                # Shared and given back at once; a process that starts meanwhile is patient for longer than that.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _holder(path)
+        return None
+
+    def release(self) -> None:
+        """Gives the lock back; a second time does nothing."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def _flock_patiently(descriptor: int, patience_seconds: float) -> None:
+    give_up = time.monotonic() + patience_seconds
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.01)
+
+
+def _holder(path: Path) -> str:
+    try:
+        holder = json.loads(path.read_text(encoding="utf-8"))
+        return f"process {holder['pid']} on {holder['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"another process ({path} does not name it)"

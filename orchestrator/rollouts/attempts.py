@@ -1,0 +1,105 @@
+"""How one attempt at a rollout ended, and which outcome and reward that gives."""
+
+import math
+import re
+import traceback
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any, Protocol
+
+from orchestrator.rollouts.outcomes import Outcome, RolloutKey, Turn
+
+MAX_MESSAGE_CHARACTERS = 500
+MAX_FRAMES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptResult:
+    """How one attempt at a rollout ended."""
+
+    outcome: Outcome
+    reward: float | None
+    """None where there is none, or where it is not finite."""
+    turns: tuple[Turn, ...]
+    error: str | None
+
+
+class Runner(Protocol):
+    """Where attempts are run: in this process, in others, or on other machines."""
+
+    async def run(self, key: RolloutKey, *, attempt: int, task: Any, resources_id: str) -> AttemptResult:
+        """Runs one attempt to its end or its deadline; cancelling it abandons the attempt and its turns."""
+        ...
+
+
+@dataclass(slots=True)
+class Rewards:
+    """One attempt's own sink of emitted rewards."""
+
+    last: float | None = None
+    closed: bool = False
+    """Whether the attempt is over: what is emitted then is ignored."""
+
+    def add(self, reward: float) -> None:
+        """Takes one emitted reward."""
+        if not self.closed:
+            self.last = reward
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What the agent returned, or raised. An exception travels as a value: futures cannot hold a StopIteration."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+def classify(ended: Ended | None, rewards: Rewards, turns: tuple[Turn, ...], timeout_seconds: float) -> AttemptResult:
+    """The outcome of an attempt that ended as ``ended``, or did not within ``timeout_seconds`` (None)."""
+    if ended is None:
+        problem = f"the agent did not return within {timeout_seconds:g} s (rollout_timeout_seconds)"
+        return AttemptResult(Outcome.TIMED_OUT, None, turns, problem)
+    if ended.error is not None:
+        return AttemptResult(Outcome.FAILED, None, turns, _describe(ended.error))
+    reward, invalid = _reward(ended.value, rewards)
+    if not turns:
+        problem = (
+            "the agent returned without having called the model. Does its client use base_url=llm.endpoint and "
+            "api_key=llm.api_key, rather than an address and a key of its own?"
+        )
+        return AttemptResult(Outcome.EMPTY, reward, turns, problem)
+    num_invalid = sum(not turn.valid for turn in turns)
+    if num_invalid:
+        invalid = f"{num_invalid} of {len(turns)} turns lack token ids or logprobs, or have unequal numbers of them"
+    return AttemptResult(Outcome.INVALID if invalid else Outcome.SUCCEEDED, reward, turns, invalid)
+
+
+def _reward(value: Any, rewards: Rewards) -> tuple[float | None, str | None]:
+    """The reward and, where there is no finite one, why: the returned number wins over the last emitted one.
+
+    True and False count as 1.0 and 0.0, as they do in ``emit_reward``.
+    """
+    if value is None:
+        value = rewards.last
+    if value is None:
+        return None, "no reward: return a number from the agent, or call agentlightning.emit_reward before it returns"
+    if not isinstance(value, Real):
+        return None, f"the agent returned a {type(value).__name__}; expected a number, or None after emit_reward"
+    reward = float(value)
+    return (reward, None) if math.isfinite(reward) else (None, f"the reward is {reward}; expected a finite number")
+
+
+def _describe(error: BaseException) -> str:
+    """Type, shortened message and innermost frames of the error and of its cause.
+
+    Never locals, and none of the ids and addresses that differ between two runs of the same rollout.
+    """
+    message = re.sub(r"https?://[^\s'\"]*/rollout/[^/\s]+/attempt/[^/\s'\"]+", "<llm.endpoint>", str(error))
+    message = re.sub(r"\b0x[0-9a-f]{6,}\b", "0x...", message)
+    if len(message) > MAX_MESSAGE_CHARACTERS:
+        message = f"{message[:MAX_MESSAGE_CHARACTERS]}..."
+    frames = traceback.extract_tb(error.__traceback__)[-MAX_FRAMES:]
+    where = "; ".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames)
+    described = f"{type(error).__name__}: {message} ({where})"
+    return described if error.__cause__ is None else f"{described}, caused by {_describe(error.__cause__)}"
