@@ -7,12 +7,37 @@ else: it has no thread and no open file. A child is a process like any other, an
 import multiprocessing
 import os
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+from orchestrator.cli import main
+
 AGENTS = Path(__file__).parent / "agents"
+
+FIXTURE_D = (
+    "recipe=none",
+    "agent=letters:agent",
+    "train_dataset=letters:TASKS",
+    "model_name=tiny",
+    "lora_rank=0",
+    "batch_size=2",
+    "group_size=2",
+    "seed=42",
+    "max_tokens=4",
+    "learning_rate=0.001",
+    "log_path=run",
+)
+"""Six tasks, two a batch, two rollouts each, one epoch."""
+BATCHES = [["t3", "t1"], ["t2", "t4"], ["t0", "t5"]]
+"""The tasks of fixture D's batches, by group."""
+
+
+def watch_nothing(_point: str) -> None:
+    """The observer of a child that nothing is done to."""
 
 
 @dataclass(frozen=True)
@@ -22,60 +47,106 @@ class Child:
     settings: tuple[str, ...]
     """``key=value`` arguments of the run command."""
     folder: Path
-    """The child's working directory: where logs of its output and the request ledger go."""
-    kill_point: str | None = None
-    kill_occurrence: int = 0
+    """The child's working directory: where its output, the request ledger and the run directory ``run`` go."""
+    observer: Callable[[str], None] = watch_nothing
+    """Called in the child at each append to the journal and each request; see ``observers``."""
+
+    @property
+    def log_path(self) -> Path:
+        """The run directory."""
+        return self.folder / "run"
+
+    @property
+    def ledger(self) -> Path:
+        """Every request to the backend, of this and of earlier children in the folder."""
+        return self.folder / "ledger.jsonl"
+
+    @property
+    def output(self) -> str:
+        """What this and earlier children in the folder printed."""
+        return (self.folder / "output.txt").read_text()
 
 
-def fork_context() -> ForkServerContext:
-    """The fork server's context; the server starts with the first child."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["orchestrator.run", "orchestrator.cli", "orchestrator.backends.local.service"])
-    return context
+def fixture_d(folder: Path, *settings: str, observer: Callable[[str], None] = watch_nothing) -> Child:
+    """A run of fixture D with further settings, which win over its own."""
+    given = {setting.partition("=")[0]: setting for setting in (*FIXTURE_D, *settings)}
+    return Child(tuple(given.values()), folder, observer)
 
 
 def run_child(child: Child, *, timeout_seconds: float = 120.0) -> int:
     """Runs to the end and returns the exit code; a killed child's is -9."""
-    process = fork_context().Process(target=_child_main, args=(child,), daemon=True)
-    process.start()
-    process.join(timeout_seconds)
-    if process.is_alive():
-        process.kill()
-        process.join()
-        raise TimeoutError(f"the child did not end within {timeout_seconds} s; see {child.folder / 'output.txt'}")
-    assert process.exitcode is not None
-    return process.exitcode
+    return wait_for(start_child(child), timeout_seconds=timeout_seconds)
 
 
 def start_child(child: Child) -> Any:
     """A child that runs while the test goes on; a ``multiprocessing.Process``."""
-    process = fork_context().Process(target=_child_main, args=(child,), daemon=True)
+    return _start(_child_main, child)
+
+
+def wait_for(process: Any, *, timeout_seconds: float = 120.0) -> int:
+    """The exit code of a started child.
+
+    Raises:
+        TimeoutError: it has not ended in time, and is killed.
+    """
+    process.join(timeout_seconds)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        raise TimeoutError(f"the child did not end within {timeout_seconds} s; its output.txt tells more")
+    assert process.exitcode is not None
+    return int(process.exitcode)
+
+
+def run_command(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """One command as a user types it, in ``folder``: exit code, standard output, standard error."""
+    folder.mkdir(exist_ok=True)
+    code = wait_for(_start(_command_main, folder, arguments))
+    return code, (folder / "stdout.txt").read_text(), (folder / "stderr.txt").read_text()
+
+
+def _start(target: Callable[..., None], *arguments: Any) -> Any:
+    context: ForkServerContext = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["orchestrator.run", "orchestrator.backends.local.service", "openai", "processes", "observers"]
+    )
+    process = context.Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
 
 
 def _child_main(child: Child) -> None:
-    # Imported already, in the fork server: this only names what is there.
+    # Imported already, in the fork server: this only names what is there. The tests themselves do not import it.
     from orchestrator.backends.service import Backend, make_backend
     from orchestrator.config import Config, load_config
     from orchestrator.errors import OrchestratorError
     from orchestrator.run import Seams, run_to_end
-    from orchestrator.testing import KillAt, LedgerService
+    from orchestrator.testing import LedgerService
 
-    os.chdir(child.folder)
-    sys.path.insert(0, str(AGENTS))
-    output = os.open("output.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    observer = KillAt(child.kill_point or "never", child.kill_occurrence)
+    _enter(child.folder, "output.txt", "output.txt")
 
     def make_recorded(config: Config, log_path: Path) -> Backend:
         backend = make_backend(config, log_path)
-        return Backend(LedgerService(backend.service, child.folder / "ledger.jsonl", observer), backend.load_tokenizer)
+        return Backend(LedgerService(backend.service, child.ledger, child.observer), backend.load_tokenizer)
 
+    began = time.monotonic()
     try:
-        code = run_to_end(load_config(child.settings, environ={}), Seams(make_recorded, observer))
+        code = run_to_end(load_config(child.settings, environ={}), Seams(make_recorded, child.observer))
     except OrchestratorError as error:
         print(f"orchestrator: {error}", file=sys.stderr)
         code = error.exit_code
+    print(f"exit {code} after {time.monotonic() - began:.2f} s", file=sys.stderr)
     sys.exit(code)
+
+
+def _command_main(folder: Path, arguments: tuple[str, ...]) -> None:
+    _enter(folder, "stdout.txt", "stderr.txt")
+    sys.exit(main(arguments))
+
+
+def _enter(folder: Path, stdout: str, stderr: str) -> None:
+    """Makes the child live in ``folder``, write there and find the agents."""
+    os.chdir(folder)
+    sys.path.insert(0, str(AGENTS))
+    for descriptor, name in ((1, stdout), (2, stderr)):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), descriptor)

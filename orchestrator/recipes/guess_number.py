@@ -51,7 +51,7 @@ def tasks() -> list[dict[str, int]]:
     return [{"number": number} for number in NUMBERS]
 
 
-@agl.rollout  # type: ignore[untyped-decorator]  # of a library without types
+@agl.rollout
 async def agent(task: dict[str, int], llm: agl.LLM) -> float:
     """One game: 1 for finding the number, less 1/8 for each guess that earlier answers rule out.
 

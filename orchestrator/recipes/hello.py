@@ -1,7 +1,7 @@
 """The smallest run: one question, one answer, one reward. The model is shown a digit and must say it back.
 
-What the warm start knew: that a reply is one of five digits, any of them, whatever the question; it is right one time in five.
-What reinforcement adds: that the reply is the digit of the question.
+What the warm start knew: that a reply is one of five digits, any of them, whatever is shown; one in five is right.
+What reinforcement adds: that it is the digit that is shown.
 """
 
 from random import Random
@@ -21,7 +21,7 @@ OVERRIDES: dict[str, object] = {
     "local.warm_start": "orchestrator.recipes.hello:demonstrations",
     "batch_size": len(DIGITS),
     "group_size": 12,
-    "n_epochs": 20,
+    "n_epochs": 16,
     "max_tokens": 2,
     "loss_fn": "ppo",
     "num_epochs": 4,
@@ -35,7 +35,7 @@ def tasks() -> list[str]:
     return list(DIGITS)
 
 
-@agl.rollout  # type: ignore[untyped-decorator]  # of a library without types
+@agl.rollout
 async def agent(task: str, llm: agl.LLM) -> float:
     """1 when the reply is the digit that was shown, else 0."""
     async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:

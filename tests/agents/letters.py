@@ -1,4 +1,4 @@
-"""The agent and tasks of the whole-program tests: fixture D's six tasks, and a reward that every reply makes another."""
+"""The agent and tasks of the whole-program tests: fixture D, and a reward that differs with every reply."""
 
 from typing import Any
 

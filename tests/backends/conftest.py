@@ -1,17 +1,16 @@
 """Embedded services over small models, closed at the end of each test."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from model_directories import make_llama, make_qwen3
+from backends.model_directories import make_llama, make_qwen3
+from backends.service_factory import MakeService
 
 from orchestrator.backends.local.service import LocalServiceClient
 from orchestrator.config import LocalConfig
-
-MakeService = Callable[..., LocalServiceClient]
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ PROMPTS = [[10 + index] * (5 + index) for index in range(12)]
 
 
 def newest_checkpoint(storage: Path, batch: int) -> str:
-    return str(max(storage.glob(f"*/weights/{batch}")))
+    return str(max(storage.glob(f"*/weights/*-{batch}")))
 
 
 async def train(storage: Path, cache: Path, num_threads: int, begin: int, end: int) -> AsyncIterator[str]:
@@ -34,7 +34,7 @@ async def train(storage: Path, cache: Path, num_threads: int, begin: int, end: i
         newest = newest_checkpoint(storage, begin)
         client = await service.create_training_client_from_state_with_optimizer_async(newest)
     for batch in range(begin, end):
-        path = (await (await client.save_weights_for_sampler_async(f"{batch}")).result_async()).path
+        path = (await (await client.save_weights_for_sampler_async(f"{begin}-{batch}")).result_async()).path
         sampler = await service.create_sampling_client_async(path)
         responses = await asyncio.gather(
             *(
@@ -62,7 +62,7 @@ async def train(storage: Path, cache: Path, num_threads: int, begin: int, end: i
                 )
         await client.forward_backward_async(data, "ppo")
         await client.optim_step_async(types.AdamParams(learning_rate=1e-2, eps=1e-8))
-        saved = (await (await client.save_state_async(f"{batch + 1}")).result_async()).path
+        saved = (await (await client.save_state_async(f"{begin}-{batch + 1}")).result_async()).path
         directory = storage.joinpath(*saved.removeprefix("local://").split("/"))
         weights = hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest()
         sampled = [[sequence.tokens, sequence.logprobs] for response in responses for sequence in response.sequences]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tinker
 import torch
-from conftest import MakeService
+from backends.service_factory import MakeService
 
 from orchestrator.backends.local.checkpoints import CheckpointStore
 from orchestrator.backends.local.model import AdapterSpec

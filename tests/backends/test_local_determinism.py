@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import local_program
+from backends import local_program
 
 PROGRAM = Path(__file__).with_name("local_program.py")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tinker
 import torch
-from conftest import MakeService
+from backends.service_factory import MakeService
 from tinker import types
 
 from orchestrator.backends.local.clients import LocalSamplingClient

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import tinker
 import torch
-from conftest import MakeService
+from backends.service_factory import MakeService
 from tinker import types
 from tinker_cookbook.rl.metrics import compute_post_kl, incorporate_kl_penalty
 from tinker_cookbook.rl.train import train_step
@@ -164,11 +164,11 @@ async def test_an_adapter_changes_nothing_until_it_is_trained_and_is_drawn_from_
     prompt = types.ModelInput.from_ints(list(range(10, 30)))
     base = await (await service.create_sampling_client_async(base_model=str(llama))).compute_logprobs_async(prompt)
     after: dict[int, list[float | None]] = {}
-    for seed in (0, 0, 1):
+    for attempt, seed in enumerate((0, 0, 1)):
         client = await service.create_lora_training_client_async(str(llama), rank=4, seed=seed)
         scores = []
         for name in ("before", "after"):
-            path = (await (await client.save_weights_for_sampler_async(name)).result_async()).path
+            path = (await (await client.save_weights_for_sampler_async(f"{attempt}-{name}")).result_async()).path
             sampler = await service.create_sampling_client_async(path)
             scores.append(await sampler.compute_logprobs_async(prompt))
             await train(client, 0)

@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from journal.walk import NUM_BATCHES, advance_to, checkpoint_saved, process_started, process_stopped, state_entered, transition
+from journal.walk import (
+    NUM_BATCHES,
+    advance_to,
+    checkpoint_saved,
+    process_started,
+    process_stopped,
+    state_entered,
+    transition,
+)
 
 from orchestrator.errors import SideFileDamagedError
 from orchestrator.journal.durable import LineFile

@@ -13,6 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+# The door to agentlightning, before any recipe imports it: without it litellm asks the network for its prices.
+import orchestrator.rollouts.compat  # noqa: F401
+
 KEY = "key-of-the-run"
 
 
@@ -42,16 +45,14 @@ class ScriptedModel:
 
 @pytest.fixture
 async def model() -> AsyncIterator[ScriptedModel]:
-    # Through this door agentlightning is imported without litellm asking the network for its prices.
-    import orchestrator.rollouts.compat  # noqa: F401  # isort: skip
-    import agentlightning as agl
+    from agentlightning import LLM  # here, after its door above
 
     scripted = ScriptedModel()
     routes = [Route("/v1/chat/completions", scripted.answer, methods=["POST"])]
     server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="warning", lifespan="off"))
     with socket.create_server(("127.0.0.1", 0)) as listening:  # takes connections before the server runs
         port = listening.getsockname()[1]
-        scripted.llm = agl.LLM(endpoint=f"http://127.0.0.1:{port}/v1", model="policy", api_key=KEY)
+        scripted.llm = LLM(endpoint=f"http://127.0.0.1:{port}/v1", model="policy", api_key=KEY)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         yield scripted
         server.should_exit = True

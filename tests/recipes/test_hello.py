@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.recipes.hello import DIGITS, demonstrations
 from orchestrator.rollouts.agents import load_agent
 
 
@@ -18,9 +19,6 @@ async def test_only_the_very_digit_that_was_shown_earns_one(model: Any, reply: s
 
 def test_the_demonstrations_know_the_format_and_not_the_task() -> None:
     """Whatever the digit shown, every digit is answered about equally often."""
-    # Imported here, after its door: see conftest.
-    from orchestrator.recipes.hello import DIGITS, demonstrations
-
     answers = Counter((shown["content"], said["content"]) for shown, said in demonstrations())
     right = sum(answers[digit, digit] for digit in DIGITS) / answers.total()
     assert right == pytest.approx(1 / len(DIGITS), abs=0.03)

@@ -130,7 +130,7 @@ def test_a_terminal_gets_the_display_and_log_lines_stay_whole_above_it(tmp_path:
         with Progress(console, num_batches=2) as progress:
             progress.enter("Rollout", 0)
             structlog.get_logger("orchestrator.x").info("a line in between")
-            print("printed by an agent")  # noqa: T201 - what agents do
+            print("printed by an agent")
             progress.note("a note")
             logging.getLogger("third.party").warning("noise")
     finally:

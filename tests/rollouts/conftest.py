@@ -1,19 +1,12 @@
 """One gateway for all tests of this folder: its imports take ten seconds and its start one."""
 
 import asyncio
-import string
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-
-END = "<|im_end|>"
-MARKERS = ("<|endoftext|>", "<|im_start|>", END)
-VOCABULARY = {
-    entry: number
-    for number, entry in enumerate([*MARKERS, *string.ascii_letters, *string.digits, *string.punctuation, " ", "\n"])
-}
+from rollouts.characters import END, VOCABULARY, character_tokenizer
 
 
 @dataclass
@@ -92,14 +85,3 @@ def encode() -> Callable[[str], list[int]]:
 def decode() -> Callable[[Iterable[int]], str]:
     names = {number: entry for entry, number in VOCABULARY.items()}
     return lambda tokens: "".join(names[token] for token in tokens)
-
-
-def character_tokenizer() -> Any:
-    """One token a character, and the markers of the qwen3 renderers."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    inner = Tokenizer(models.WordLevel(VOCABULARY, unk_token=MARKERS[0]))
-    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    inner.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=END, additional_special_tokens=list(MARKERS))

@@ -35,7 +35,7 @@ import httpx
 import structlog
 from tinker_cookbook.renderers import get_renderer
 sys.path.insert(0, sys.argv[2])
-from conftest import character_tokenizer
+from rollouts.characters import character_tokenizer
 
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 requests = []

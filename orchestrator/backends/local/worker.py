@@ -125,15 +125,12 @@ def _work(
                 break
             request = queue.requests.popleft() if queue.requests else None
             rows = [] if request else _gather(queue, max_rows)
-        if request:
-            call, done = request
-            if done.set_running_or_notify_cancel():
-                _deliver([done], functools.partial(_once, call))
+        if request and request[1].set_running_or_notify_cancel():
+            _deliver([request[1]], functools.partial(_once, request[0]))
         rows = [row for row in rows if row.done.set_running_or_notify_cancel()]
         if rows:
             _deliver([row.done for row in rows], functools.partial(_sampled, queue, sample, rows))
-        request = None
-        rows = []
+        request, rows = None, []  # they hold their clients, which must not live on only because nothing comes next
     for waiting in [done for _, done in queue.requests] + [row.done for row in queue.rows]:
         if waiting.set_running_or_notify_cancel():
             waiting.set_exception(StoppedError("the embedded backend was closed before the request was carried out"))
@@ -168,7 +165,7 @@ def _once(call: Callable[[], ResultT]) -> list[ResultT]:
 def _deliver(futures: list[Future[Any]], work: Callable[[], list[Any]]) -> None:
     try:
         results = work()
-    except BaseException as error:
+    except BaseException as error:  # whatever it is, it belongs to whoever waits for the reply
         for done in futures:
             done.set_exception(error)
     else:

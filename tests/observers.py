@@ -1,0 +1,100 @@
+"""What is done to a child at a named point: observers of appends and requests, beside ``orchestrator.testing.KillAt``.
+
+They travel to the child by pickle and count there; a point's ``occurrence`` is 0-based.
+"""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+
+class KillAtAnyPoint:
+    """Kills the process at the ``number``-th point (0-based) that it reaches, whichever that is, and notes which."""
+
+    def __init__(self, number: int, note: Path) -> None:
+        """``note`` gets the name of the point."""
+        self._left = number
+        self._note = note
+        self._reached = 0
+
+    def __call__(self, point: str) -> None:
+        """Points are reached on several threads; one of them is the last."""
+        self._reached += 1
+        if self._reached > self._left:
+            self._note.write_text(point)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class SignalAt:
+    """Sends the process signals, one right after the other, and notes when."""
+
+    def __init__(self, point: str, occurrence: int, signals: tuple[signal.Signals, ...], note: Path) -> None:
+        """``note`` gets the Unix time in seconds."""
+        self._point = point
+        self._left = occurrence
+        self._signals = signals
+        self._note = note
+
+    def __call__(self, point: str) -> None:
+        """Sends at the occurrence."""
+        if point != self._point:
+            return
+        if self._left == 0:
+            self._note.write_text(repr(time.time()))
+            for number in self._signals:
+                os.kill(os.getpid(), number)
+        self._left -= 1
+
+
+class FillDiskAt:
+    """Lets no more bytes into the journal, as a full disk does: its descriptor becomes that of ``/dev/full``."""
+
+    def __init__(self, point: str, occurrence: int, journal: Path) -> None:
+        """Every write to ``journal`` from then on is a real ENOSPC."""
+        self._point = point
+        self._left = occurrence
+        self._journal = journal
+
+    def __call__(self, point: str) -> None:
+        """Fills up at the occurrence."""
+        if point != self._point:
+            return
+        if self._left == 0:
+            full = os.open("/dev/full", os.O_WRONLY)
+            for descriptor in Path("/proc/self/fd").iterdir():
+                if descriptor.exists() and descriptor.resolve() == self._journal.resolve():
+                    os.dup2(full, int(descriptor.name))
+        self._left -= 1
+
+
+class FailAt:
+    """Raises a RuntimeError whenever a point is reached."""
+
+    def __init__(self, point: str) -> None:
+        """``point`` e.g. ``request:before:forward_backward``."""
+        self._point = point
+
+    def __call__(self, point: str) -> None:
+        """Raises at the point.
+
+        Raises:
+            RuntimeError: always, there.
+        """
+        if point == self._point:
+            raise RuntimeError(f"{point} fails as planned")
+
+
+class CountPoints:
+    """Counts every point into a file, a byte each."""
+
+    def __init__(self, count: Path) -> None:
+        """``count`` grows by a byte a point."""
+        self._count = count
+        self._lock = threading.Lock()
+
+    def __call__(self, _point: str) -> None:
+        """One more."""
+        with self._lock, self._count.open("ab") as file:
+            file.write(b".")
