@@ -5,8 +5,8 @@ They travel to the child by pickle and count there; a point's ``occurrence`` is 
 
 import os
 import signal
-import threading
 import time
+from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 
 
@@ -86,15 +86,22 @@ class FailAt:
             raise RuntimeError(f"{point} fails as planned")
 
 
-class CountPoints:
-    """Counts every point into a file, a byte each."""
+class HoldAt:
+    """Holds the process at each of some occurrences of a point, until it is let go."""
 
-    def __init__(self, count: Path) -> None:
-        """``count`` grows by a byte a point."""
-        self._count = count
-        self._lock = threading.Lock()
+    def __init__(self, point: str, occurrences: frozenset[int], reached: Semaphore, let_go: Semaphore) -> None:
+        """``reached`` is released on arrival, then ``let_go`` is awaited."""
+        self._point = point
+        self._occurrences = occurrences
+        self._seen = 0
+        self._reached = reached
+        self._let_go = let_go
 
-    def __call__(self, _point: str) -> None:
-        """One more."""
-        with self._lock, self._count.open("ab") as file:
-            file.write(b".")
+    def __call__(self, point: str) -> None:
+        """Waits at the occurrences."""
+        if point != self._point:
+            return
+        if self._seen in self._occurrences:
+            self._reached.release()
+            self._let_go.acquire()
+        self._seen += 1

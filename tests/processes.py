@@ -105,12 +105,17 @@ def run_command(folder: Path, *arguments: str) -> tuple[int, str, str]:
     return code, (folder / "stdout.txt").read_text(), (folder / "stderr.txt").read_text()
 
 
-def _start(target: Callable[..., None], *arguments: Any) -> Any:
-    context: ForkServerContext = multiprocessing.get_context("forkserver")
+def fork_context() -> ForkServerContext:
+    """The fork server's context; the server starts with the first child."""
+    context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["orchestrator.run", "orchestrator.backends.local.service", "openai", "processes", "observers"]
     )
-    process = context.Process(target=target, args=arguments, daemon=True)
+    return context
+
+
+def _start(target: Callable[..., None], *arguments: Any) -> Any:
+    process = fork_context().Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
 

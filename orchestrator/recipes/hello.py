@@ -22,6 +22,7 @@ OVERRIDES: dict[str, object] = {
     "batch_size": len(DIGITS),
     "group_size": 12,
     "n_epochs": 16,
+    "max_no_progress_batches": 16,  # groups that are right every time have nothing to learn from: no failure
     "max_tokens": 2,
     "loss_fn": "ppo",
     "num_epochs": 4,

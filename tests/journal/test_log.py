@@ -12,7 +12,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
-import walk
+from journal import walk
 from journal.walk import advance, advance_to, next_record, state_entered, transition
 
 import orchestrator

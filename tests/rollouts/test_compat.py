@@ -140,7 +140,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     facts = tmp_path_factory.mktemp("life") / "facts.json"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LITELLM")}
     done = subprocess.run(
-        [sys.executable, "-c", LIFE_OF_A_GATEWAY, str(facts), str(Path(__file__).parent)],
+        [sys.executable, "-c", LIFE_OF_A_GATEWAY, str(facts), str(Path(__file__).parents[1])],
         capture_output=True,
         text=True,
         timeout=90,

@@ -1,0 +1,57 @@
+"""Agents that fail, hang or learn nothing, each of them after one call to the model."""
+
+import asyncio
+import time
+from typing import Any
+
+import agentlightning as agl
+import openai
+
+VAL_TASKS = ["v0", "v1"]
+CHOSEN = "000000-train-0000-001"
+"""The rollout that some of these agents treat differently: the second member of the first group of batch 0."""
+
+
+async def ask(task: str, llm: agl.LLM) -> float:
+    """One call; the reward differs with every reply."""
+    async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+        completion = await client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": task}])
+    return -sum(map(ord, completion.choices[0].message.content or "")) / 1000
+
+
+@agl.rollout
+async def constant(task: str, llm: agl.LLM) -> float:
+    """Rewards that are equal within every group, and differ between groups."""
+    await ask(task, llm)
+    return float(task in {"t3", "t2"})
+
+
+@agl.rollout
+async def failing(task: str, llm: agl.LLM) -> float:
+    """Raises, quoting what nobody may read in a log."""
+    await ask(task, llm)
+    raise RuntimeError("CANARY-77")
+
+
+@agl.rollout
+async def hanging(task: str, llm: agl.LLM) -> float:
+    """Never returns."""
+    await ask(task, llm)
+    return float(await asyncio.Event().wait())
+
+
+@agl.rollout
+async def one_sleeps(task: str, llm: agl.LLM, rollout: Any) -> float:
+    """One rollout sleeps for ever in a worker thread, as an agent does that runs blocking code beside its loop."""
+    if rollout.metadata["rollout_key"] == CHOSEN:
+        await asyncio.to_thread(time.sleep, 1_000_000)
+    return await ask(task, llm)
+
+
+@agl.rollout
+async def one_fails_first(task: str, llm: agl.LLM, rollout: Any) -> float:
+    """One rollout fails at its first attempt."""
+    reward = await ask(task, llm)
+    if (rollout.metadata["rollout_key"], rollout.metadata["attempt"]) == (CHOSEN, 0):
+        raise ConnectionError("the first attempt fails as planned")
+    return reward

@@ -1,0 +1,44 @@
+"""Evaluations: when they are due, each once, and a metric row for the last."""
+
+from collections import Counter
+from pathlib import Path
+
+from processes import fixture_d, run_child
+
+from orchestrator.journal.log import read_journal
+from orchestrator.names import State
+from orchestrator.testing import KillAt, outcome_of_run, read_ledger
+
+SETTINGS = (
+    "agent=troubled:one_fails_first",
+    "val_dataset=troubled:VAL_TASKS",
+    "n_epochs=2",
+    "max_batches=4",
+    "eval_every=2",
+    "concurrency=1",
+)
+CALLS_BEFORE = 2 + 2 * 4
+"""Of the first evaluation and of two batches of four single-turn rollouts."""
+
+
+def test_every_due_evaluation_happens_once_whatever_is_killed(tmp_path: Path) -> None:
+    """H27: killed in the second evaluation, between its two rollouts; before batches 0 and 2, and of the final weights."""
+    killed = fixture_d(tmp_path, *SETTINGS, observer=KillAt("request:before:sample", CALLS_BEFORE + 1))
+    assert run_child(killed) == -9
+    dead = read_journal(killed.log_path).run
+    assert (dead.batch, dead.state) == (2, State.MAYBE_EVALUATE)
+    assert run_child(fixture_d(tmp_path, *SETTINGS)) == 0
+
+    transitions = [record.fields for record in read_journal(killed.log_path).records if record.kind == "transition"]
+    evaluations = [fields for fields in transitions if fields["source"] == State.MAYBE_EVALUATE]
+    assert [fields["batch"] for fields in evaluations] == [0, 1, 2, 3, 4]
+    assert [fields["batch"] for fields in evaluations if fields["result"]["evaluated"]] == [0, 2, 4]
+    rows = outcome_of_run(killed.log_path)["metrics"]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["step"] for row in rows if "test/reward_mean" in row] == [0, 2, 4]
+    calls = Counter(
+        (tuple(line["prompt"][0]), line["seed"][0])
+        for line in read_ledger(killed.ledger)
+        if line["request"] == "sample"
+    )
+    assert set(calls.values()) == {1}

@@ -1,0 +1,66 @@
+"""One run killed at random points, recovery included, comes to what an undisturbed run comes to."""
+
+from collections import defaultdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from observers import KillAtAnyPoint
+from processes import fixture_d, run_child
+
+from orchestrator.rollouts.capture import call_seed
+from orchestrator.rollouts.outcomes import RolloutKey, StoredRollout
+from orchestrator.testing import outcome_of_run, read_ledger
+
+NUM_KILLS = 6
+FARTHEST_POINT = 40
+"""A whole run of fixture D passes about 180 points, a recovery from the start of a batch about 15."""
+RUN_SEED = 42
+TURNS = 2
+KEYS = [RolloutKey(batch, "train", group, member) for batch in range(3) for group in range(2) for member in range(2)]
+
+
+def finished_rollouts(log_path: Path) -> set[RolloutKey]:
+    """The rollouts whose last attempt is stored; a torn line is no line."""
+    stored = set()
+    for path in (log_path / "rollouts").glob("*.jsonl"):
+        text = path.read_text()
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        stored |= {rollout.key for rollout in map(StoredRollout.from_json, lines) if rollout.last}
+    return stored
+
+
+def calls_by_process(ledger: Path) -> dict[int, list[RolloutKey]]:
+    """For each process, the rollout of each sample call: the one whose key gives the call its seed."""
+    calls: dict[int, list[RolloutKey]] = defaultdict(list)
+    for line in read_ledger(ledger):
+        if line["request"] == "sample":
+            prompt, seed = line["prompt"][0], line["seed"][0]
+            (key,) = [key for key in KEYS if call_seed(RUN_SEED, key, 0, prompt, 0) == seed]
+            calls[line["pid"]].append(key)
+    return calls
+
+
+def test_random_kills_cost_only_the_unfinished_rollouts(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
+    random = Random(0)
+    finished_before: list[set[RolloutKey]] = [set()]
+    points = []
+    for kill in range(NUM_KILLS):
+        note = tmp_path / f"point-{kill}"
+        observer = KillAtAnyPoint(random.randrange(FARTHEST_POINT), note)
+        assert run_child(fixture_d(tmp_path, observer=observer)) == -9, f"finished before kill {kill}: {points}"
+        points.append(note.read_text())
+        finished_before.append(finished_rollouts(tmp_path / "run"))
+    assert run_child(fixture_d(tmp_path)) == 0
+    assert outcome_of_run(tmp_path / "run") == uninterrupted, points
+
+    calls = calls_by_process(tmp_path / "ledger.jsonl")
+    begun: set[RolloutKey] = set()
+    sampling = list(calls)  # a process that died earlier made no call, and has no entry
+    for pid in sampling:
+        stored = [finished for finished in finished_before if not finished & set(calls[pid])]
+        assert stored, f"process {pid} sampled a stored rollout again after {points}"
+    for earlier, pid in zip(sampling, sampling[1:], strict=False):
+        begun |= set(calls[earlier])
+        repeated = [key for key in calls[pid] if key in begun]
+        assert len(repeated) <= TURNS * len(set(repeated))
