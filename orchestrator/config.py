@@ -8,17 +8,14 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any, Literal
 
 import chz
 
 from orchestrator.errors import ConfigError
 
-RECIPE_PACKAGE = "orchestrator.recipes"
+RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE = "guess_number"
 
 
@@ -67,7 +64,7 @@ class Config:
 
     # Core
     recipe: str | None = _operational(
-        DEFAULT_RECIPE, "named set of defaults under orchestrator/recipes; none: start from the plain defaults"
+        DEFAULT_RECIPE, "named configuration under orchestrator/recipes; none: the plain defaults"
     )
     log_path: str = _operational("runs/default", "the run directory; holding a journal, the run resumes")
     backend: Literal["auto", "tinker", "local"] = _identity(
@@ -161,7 +158,7 @@ def load_config(arguments: Sequence[str], *, environ: Mapping[str, str] = os.env
     file_values = {} if file_path is None else _read_toml(Path(file_path))
     recipe = str(given.get("recipe", file_values.get("recipe", DEFAULT_RECIPE)))
     layers: dict[str, Mapping[str, Any]] = {
-        f"recipe {recipe}": {} if recipe.lower() == "none" else recipe_overrides(recipe),
+        f"recipe {recipe}": {} if recipe.lower() == "none" else recipe_values(recipe),
         f"{file_path}": file_values,
         "the command line": {key: chz.blueprint.Castable(value) for key, value in given.items()},
     }
@@ -178,17 +175,17 @@ def load_config(arguments: Sequence[str], *, environ: Mapping[str, str] = os.env
     return config
 
 
-def recipe_overrides(recipe: str) -> dict[str, Any]:
-    """The configuration values of ``orchestrator/recipes/<recipe>.py``.
+def recipe_values(recipe: str) -> dict[str, Any]:
+    """The configuration values of ``orchestrator/recipes/<recipe>.toml``, under dotted names.
 
     Raises:
         ConfigError: there is no such recipe; the message lists those that exist.
     """
-    name = f"{RECIPE_PACKAGE}.{recipe}"
-    if find_spec(name) is None:
-        known = ", ".join(sorted(module.name for module in iter_modules(import_module(RECIPE_PACKAGE).__path__)))
+    path = RECIPES / f"{recipe}.toml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in RECIPES.glob("*.toml")))
         raise ConfigError(f"recipe={recipe}: no recipe has that name; there are: {known}")
-    return dict(import_module(name).OVERRIDES)
+    return _read_toml(path)
 
 
 def field_drifts() -> dict[str, Drift]:

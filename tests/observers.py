@@ -28,14 +28,15 @@ class KillAtAnyPoint:
 
 
 class SignalAt:
-    """Sends the process signals, one right after the other, and notes when."""
+    """Sends the process a signal, and notes when."""
 
-    def __init__(self, point: str, occurrence: int, signals: tuple[signal.Signals, ...], note: Path) -> None:
-        """``note`` gets the Unix time in seconds."""
+    def __init__(self, point: str, occurrence: int, number: signal.Signals, note: Path, *, until_dead: bool = False):
+        """``note`` gets the Unix time in seconds; with ``until_dead`` the signal is sent again and again."""
         self._point = point
         self._left = occurrence
-        self._signals = signals
+        self._number = number
         self._note = note
+        self._until_dead = until_dead
 
     def __call__(self, point: str) -> None:
         """Sends at the occurrence."""
@@ -43,8 +44,10 @@ class SignalAt:
             return
         if self._left == 0:
             self._note.write_text(repr(time.time()))
-            for number in self._signals:
-                os.kill(os.getpid(), number)
+            os.kill(os.getpid(), self._number)
+            while self._until_dead:
+                time.sleep(0.02)  # two that are pending together would arrive as one, and nothing tells when one has
+                os.kill(os.getpid(), self._number)
         self._left -= 1
 
 

@@ -10,7 +10,7 @@ from orchestrator.names import State
 from orchestrator.testing import KillAt, outcome_of_run, read_ledger
 
 SETTINGS = (
-    "agent=troubled:one_fails_first",
+    "agent=troubled:untroubled",
     "val_dataset=troubled:VAL_TASKS",
     "n_epochs=2",
     "max_batches=4",
@@ -22,7 +22,7 @@ CALLS_BEFORE = 2 + 2 * 4
 
 
 def test_every_due_evaluation_happens_once_whatever_is_killed(tmp_path: Path) -> None:
-    """H27: killed in the second evaluation, between its two rollouts; before batches 0 and 2, and of the final weights."""
+    """H27: before batches 0 and 2, and of the final weights; killed in the second one, between its two rollouts."""
     killed = fixture_d(tmp_path, *SETTINGS, observer=KillAt("request:before:sample", CALLS_BEFORE + 1))
     assert run_child(killed) == -9
     dead = read_journal(killed.log_path).run

@@ -20,9 +20,7 @@ def test_a_second_process_is_refused_at_once_and_death_gives_the_lock_back(
     reached, let_go = fork_context().Semaphore(0), fork_context().Semaphore(0)
     rollout = CYCLE.index(State.ROLLOUT)
     rollouts = frozenset({rollout, len(CYCLE) + rollout})
-    first = start_child(
-        fixture_d(tmp_path, observer=HoldAt("append:after:state_entered", rollouts, reached, let_go))
-    )
+    first = start_child(fixture_d(tmp_path, observer=HoldAt("append:after:state_entered", rollouts, reached, let_go)))
     assert reached.acquire(timeout=REACH_SECONDS)
 
     second = fixture_d(tmp_path)

@@ -1,12 +1,12 @@
 """One run killed at random points, recovery included, comes to what an undisturbed run comes to."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from observers import KillAtAnyPoint
-from processes import fixture_d, run_child
+from processes import fixture_d, start_child, wait_for
 
 from orchestrator.rollouts.capture import call_seed
 from orchestrator.rollouts.outcomes import RolloutKey, StoredRollout
@@ -42,25 +42,25 @@ def calls_by_process(ledger: Path) -> dict[int, list[RolloutKey]]:
 
 
 def test_random_kills_cost_only_the_unfinished_rollouts(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
+    """Whoever makes a call again makes it for a rollout that no process before had finished."""
     random = Random(0)
-    finished_before: list[set[RolloutKey]] = [set()]
-    points = []
+    points: list[str] = []
+    finished_at_start: dict[int, set[RolloutKey]] = {}
     for kill in range(NUM_KILLS):
         note = tmp_path / f"point-{kill}"
-        observer = KillAtAnyPoint(random.randrange(FARTHEST_POINT), note)
-        assert run_child(fixture_d(tmp_path, observer=observer)) == -9, f"finished before kill {kill}: {points}"
+        finished = finished_rollouts(tmp_path / "run")
+        process = start_child(fixture_d(tmp_path, observer=KillAtAnyPoint(random.randrange(FARTHEST_POINT), note)))
+        finished_at_start[process.pid] = finished
+        assert wait_for(process) == -9, f"finished before kill {kill}: {points}"
         points.append(note.read_text())
-        finished_before.append(finished_rollouts(tmp_path / "run"))
-    assert run_child(fixture_d(tmp_path)) == 0
+    finished = finished_rollouts(tmp_path / "run")
+    process = start_child(fixture_d(tmp_path))
+    finished_at_start[process.pid] = finished
+    assert wait_for(process) == 0
     assert outcome_of_run(tmp_path / "run") == uninterrupted, points
 
-    calls = calls_by_process(tmp_path / "ledger.jsonl")
-    begun: set[RolloutKey] = set()
-    sampling = list(calls)  # a process that died earlier made no call, and has no entry
-    for pid in sampling:
-        stored = [finished for finished in finished_before if not finished & set(calls[pid])]
-        assert stored, f"process {pid} sampled a stored rollout again after {points}"
-    for earlier, pid in zip(sampling, sampling[1:], strict=False):
-        begun |= set(calls[earlier])
-        repeated = [key for key in calls[pid] if key in begun]
-        assert len(repeated) <= TURNS * len(set(repeated))
+    for pid, calls in calls_by_process(tmp_path / "ledger.jsonl").items():
+        counts = Counter(calls)
+        assert not finished_at_start[pid] & counts.keys(), f"a stored rollout was sampled again after {points}"
+        assert max(counts.values()) <= TURNS
+    assert finished_at_start[process.pid], f"no kill came after a rollout was stored: {points}"

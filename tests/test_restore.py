@@ -76,9 +76,7 @@ def test_a_late_kill_without_recent_checkpoints_costs_no_rollout_and_no_optimize
     assert requests_after(killed, 1)["optim_step"] == 3
 
 
-def test_a_kill_between_turns_repeats_only_the_unfinished_rollout(
-    killed: Path, uninterrupted: dict[str, Any]
-) -> None:
+def test_a_kill_between_turns_repeats_only_the_unfinished_rollout(killed: Path, uninterrupted: dict[str, Any]) -> None:
     """Two rollouts of batch 1 are stored, the third has had one of its two turns."""
     before = read_ledger(killed / "ledger.jsonl")
     assert run_child(fixture_d(killed)) == 0

@@ -1,1 +1,1 @@
-"""Small readable runs: each module holds an agent, its tasks and the configuration values that make them a run."""
+"""Small readable runs: a module with an agent and its tasks, beside it the configuration that makes them a run."""

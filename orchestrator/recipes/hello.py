@@ -12,24 +12,6 @@ import openai
 DIGITS = "12345"
 NUM_DEMONSTRATIONS = 1600
 
-OVERRIDES: dict[str, object] = {
-    "agent": "orchestrator.recipes.hello:agent",
-    "train_dataset": "orchestrator.recipes.hello:tasks",
-    "val_dataset": "orchestrator.recipes.hello:tasks",
-    "model_name": "tiny",
-    "lora_rank": 0,
-    "local.warm_start": "orchestrator.recipes.hello:demonstrations",
-    "batch_size": len(DIGITS),
-    "group_size": 12,
-    "n_epochs": 16,
-    "max_no_progress_batches": 16,  # groups that are right every time have nothing to learn from: no failure
-    "max_tokens": 2,
-    "loss_fn": "ppo",
-    "num_epochs": 4,
-    "num_substeps": 3,
-    "learning_rate": 1e-3,
-}
-
 
 def tasks() -> list[str]:
     """Every digit once, so an epoch is a batch."""

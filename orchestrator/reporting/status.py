@@ -1,6 +1,6 @@
 """Where a run is, why, and what a resume would do and cost: read from its directory, which is left as it is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ class Status:
     log_path: Path
     holder: str | None
     """The process that works on it now; None: none does."""
+    killed: bool
+    """Whether the last process ended without a word; the plan counts it among the kills."""
     last_record_at: str
     """When the journal last grew."""
     plan: Plan
@@ -26,6 +28,8 @@ class Status:
             doing = f"running: {self.holder} is in {self.plan.state} of batch {self.plan.batch}"
         elif self.plan.finished:
             doing = "finished"
+        elif self.killed:
+            doing = "not running: the last process was killed"
         else:
             doing = "not running"
         head = [f"run {self.plan.run_id} in {self.log_path}", doing, f"last record: {self.last_record_at}"]
@@ -41,6 +45,7 @@ class Status:
         return {
             "log_path": str(self.log_path),
             "holder": self.holder,
+            "killed": self.killed,
             "last_record_at": self.last_record_at,
             "plan": self.plan.to_json(),
         }
@@ -53,5 +58,16 @@ def read_status(log_path: Path) -> Status:
         ConfigError: there is no run there.
         JournalDamagedError, SideFileDamagedError: what is there cannot be trusted.
     """
+    # Asked before and after the journal is read: a process that starts or ends meanwhile must not look killed.
+    holder = RunLock.holder(log_path)
     reading = require_journal(log_path)
-    return Status(log_path, RunLock.holder(log_path), reading.records[-1].at, make_plan(reading.run, log_path))
+    holder = holder or RunLock.holder(log_path)
+    killed = reading.run.running and holder is None
+    plan = make_plan(reading.run, log_path)
+    return Status(
+        log_path,
+        holder,
+        killed,
+        last_record_at=reading.records[-1].at,
+        plan=replace(plan, kills=plan.kills + 1) if killed else plan,
+    )

@@ -135,15 +135,22 @@ def count_outcomes(rollouts: Sequence[StoredRollout]) -> dict[str, int]:
 def totals(rollouts: Sequence[StoredRollout]) -> dict[str, Any]:
     """What the journal keeps of a state's rollouts: outcomes of the finished, tokens of all attempts, the first error.
 
-    Errors may quote a prompt, so only the type and the place of the first one are told; the stored line has it whole.
+    An exception's message may quote a prompt, so of the first error only the place and the kind are told; the stored
+    line has it whole.
     """
     failed = [rollout for rollout in rollouts if rollout.last and rollout.outcome is not Outcome.SUCCEEDED]
     return {
         "outcomes": count_outcomes([rollout for rollout in rollouts if rollout.last]),
         "sampled_tokens": sum(rollout.sampled_tokens for rollout in rollouts),
         "prompt_tokens": sum(len(turn.prompt_tokens) for rollout in rollouts for turn in rollout.turns),
-        "first_error": f"{failed[0].key}: {failed[0].outcome}" if failed else None,
+        "first_error": f"{failed[0].key}: {failed[0].outcome} ({_kind_of_error(failed[0])})" if failed else None,
     }
+
+
+def _kind_of_error(rollout: StoredRollout) -> str:
+    """The exception's type where the agent raised; the whole error otherwise, whose words are this program's own."""
+    error = rollout.error or "no error was stored"
+    return error.partition(":")[0] if rollout.outcome is Outcome.FAILED else error
 
 
 def rollout_path(log_path: Path, batch: int, mode: Mode) -> Path:

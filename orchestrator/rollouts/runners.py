@@ -5,9 +5,9 @@ import contextvars
 import copy
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Thread
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
@@ -28,6 +28,9 @@ from orchestrator.rollouts.compat import (
 from orchestrator.rollouts.outcomes import Outcome, RolloutKey
 
 log = structlog.get_logger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 WORKER = "inline"
 REMEMBERED_ROLLOUTS = 1000
@@ -125,6 +128,7 @@ class InlineRunner:
     def _agent_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
+            self._loop.set_default_executor(_DaemonThreads())
             Thread(target=_run_loop, args=(self._loop,), name="agents", daemon=True).start()
         return self._loop
 
@@ -191,10 +195,29 @@ async def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
     loop.stop()
 
 
-def _in_daemon_thread(run: Callable[[], Ended], *, name: str) -> "Future[Ended]":
-    """Not an executor's thread: the interpreter waits for those when it exits."""
-    future: Future[Ended] = Future()
+class _DaemonThreads(ThreadPoolExecutor):
+    """Where ``asyncio.to_thread`` of an agent runs: a thread a call, for which nobody waits.
+
+    The threads of a pool are few, so calls that hang would hold up every agent's; and the interpreter joins them when
+    it exits, so one that hangs would keep the process alive.
+    """
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Starts the call at once."""
+        return _in_daemon_thread(lambda: fn(*args, **kwargs), name="agent call")
+
+
+def _in_daemon_thread(run: Callable[[], T], *, name: str) -> "Future[T]":
+    """Not a pool's thread: the interpreter waits for those when it exits."""
+    future: Future[T] = Future()
     future.set_running_or_notify_cancel()
     context = contextvars.copy_context()
-    Thread(target=lambda: future.set_result(context.run(run)), name=name, daemon=True).start()
+
+    def deliver() -> None:
+        try:
+            future.set_result(context.run(run))
+        except BaseException as error:  # it belongs to whoever waits for the result
+            future.set_exception(error)
+
+    Thread(target=deliver, name=name, daemon=True).start()
     return future

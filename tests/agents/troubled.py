@@ -1,4 +1,4 @@
-"""Agents that fail, hang or learn nothing, each of them after one call to the model."""
+"""Agents of one call to the model, most of which fail, hang or learn nothing after it."""
 
 import asyncio
 import time
@@ -17,6 +17,12 @@ async def ask(task: str, llm: agl.LLM) -> float:
     async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
         completion = await client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": task}])
     return -sum(map(ord, completion.choices[0].message.content or "")) / 1000
+
+
+@agl.rollout
+async def untroubled(task: str, llm: agl.LLM) -> float:
+    """Nothing goes wrong."""
+    return await ask(task, llm)
 
 
 @agl.rollout

@@ -1,16 +1,14 @@
 """What holds for every recipe: it loads as a run, by name, offline."""
 
-from pkgutil import iter_modules
-
 import pytest
 
-import orchestrator.recipes
-from orchestrator.config import flatten, load_config, recipe_overrides
+from orchestrator.config import RECIPES as FOLDER
+from orchestrator.config import flatten, load_config, recipe_values
 from orchestrator.rollouts.agents import load_agent
 from orchestrator.rollouts.dataset import TaskBatches, load_tasks
 from orchestrator.rollouts.entry_points import load_attribute
 
-RECIPES = sorted(module.name for module in iter_modules(orchestrator.recipes.__path__))
+RECIPES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def test_hello_and_the_default_are_recipes() -> None:
@@ -22,7 +20,7 @@ def test_hello_and_the_default_are_recipes() -> None:
 class TestEveryRecipe:
     def test_every_override_reaches_the_configuration(self, recipe: str) -> None:
         values = flatten(load_config([f"recipe={recipe}"], environ={}))
-        overrides = recipe_overrides(recipe)
+        overrides = recipe_values(recipe)
         assert overrides
         assert {name: values[name] for name in overrides} == overrides
 

@@ -18,7 +18,7 @@ from orchestrator.backends.local.training import Trainer
 from orchestrator.errors import ConfigError
 
 STEPS = 200
-TRANSCRIPTS_A_STEP = 32
+TRANSCRIPTS_A_STEP = 16
 LEARNING_RATE = 3e-3
 FINAL_LEARNING_RATE = 3e-4
 STEPS_A_LOG_LINE = 50
