@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator import __version__
 from orchestrator.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, OrchestratorError
+from orchestrator.reporting.redaction import Redactor
 
 EXIT_CODES = "exit codes: 0 finished; 1 failed, resumable; 2 usage or configuration error, nothing started; 3 refused \
 (drift, damage, lock); 130 or 143 interrupted, resumable"
@@ -19,15 +21,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser(arguments).parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
-        return command(options)
+        code = command(options)
+        sys.stdout.flush()  # so that a reader who went away shows here, and not when the interpreter exits
+        return code
     except OrchestratorError as error:
-        print(f"orchestrator: {error}", file=sys.stderr)
+        print(f"orchestrator: {Redactor()(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output (head, less) went away: there is nobody left to tell.
-        sys.stderr.close()
+        # The reader of our output (head, less) went away. What is still buffered is written at exit, to nobody.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
 
 

@@ -1,4 +1,4 @@
-"""The composition root: configuration -> resources -> journal -> states -> machine, and how a process ends."""
+"""One process at work on a run: it takes the run up, drives the machine as far as it goes, and says how it ended."""
 
 import asyncio
 import importlib.metadata
@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from contextlib import AsyncExitStack, ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,16 @@ from uuid import uuid4
 
 import structlog
 from rich.console import Console
-from tinker_cookbook.renderers import get_renderer
 
 from orchestrator.backends.service import Backend, make_backend
+from orchestrator.compose import open_resources
 from orchestrator.config import Config, flatten
-from orchestrator.context import Recorder, Resources, StateContext
+from orchestrator.context import Recorder, StateContext
 from orchestrator.errors import (
     EXIT_FINISHED,
     InterruptedRunError,
     JournalWriteError,
+    OrchestratorError,
     RefusedError,
     StopRequested,
 )
@@ -35,21 +36,12 @@ from orchestrator.journal.records import Kind, Record
 from orchestrator.journal.recovery import RunState
 from orchestrator.machine import StateMachine
 from orchestrator.reporting.logs import RunLogging, configure_logging
-from orchestrator.reporting.metrics import MetricRows
-from orchestrator.reporting.progress import Progress
+from orchestrator.reporting.metrics import MetricRows, has_final_row
 from orchestrator.reporting.summarize import summarize
 from orchestrator.reporting.summary import summary_panel
 from orchestrator.rollouts.agents import load_agent
-from orchestrator.rollouts.capture import Capture
-from orchestrator.rollouts.collect import Collector
 from orchestrator.rollouts.dataset import TaskBatches, TaskSets, load_tasks
-from orchestrator.rollouts.gateway import Gateway
-from orchestrator.rollouts.provider import Provider
-from orchestrator.rollouts.runners import InlineRunner
 from orchestrator.signals import StopSignal
-from orchestrator.training.checkpoints import CheckpointLedger
-from orchestrator.training.publish import Publisher
-from orchestrator.training.weights import TrainedWeights
 from states import BODIES
 
 log = structlog.get_logger(__name__)
@@ -172,65 +164,38 @@ class _Process:
         except StopRequested:
             stopped("interrupted", None)
             raise InterruptedRunError(self._stop.name, self._stop.exit_code) from None
-        except JournalWriteError:
-            raise  # there is no journal left to tell
         except Exception as error:
-            log.exception("the run stopped")
-            stopped("refused" if isinstance(error, RefusedError) else "failed", logs.redact(_first_line(error)))
-            raise
+            # The command tells the error in one line; where it came from is for the log file.
+            log.debug("the run stopped", exc_info=True)
+            with suppress(JournalWriteError):  # if the journal itself cannot be written, the error that says so is told
+                stopped("refused" if isinstance(error, RefusedError) else "failed", logs.redact(_first_line(error)))
+            if isinstance(error, OrchestratorError):
+                raise
+            raise OrchestratorError(
+                f"batch {journal.run.batch}, state {journal.run.state}: {_first_line(error)}. The traceback is in "
+                f"{self._log_path / 'log.jsonl'}; the same command resumes"
+            ) from error
 
     async def _drive(self, journal: Journal, logs: RunLogging) -> None:
         """Makes the resources, drives the machine, and writes the final evaluation's row."""
         config, log_path, run, recorder = self._config, self._log_path, journal.run, Recorder(journal)
-        async with AsyncExitStack() as stack:
-            backend = self._seams.make_backend(config, log_path)
-            service = backend.service
-            metadata = {"orchestrator_run_id": run.run_id}
-            ledger = CheckpointLedger(config, log_path, service.create_rest_client(), user_metadata=metadata)
-            weights = TrainedWeights(config, log_path, service, ledger)
-            await weights.require_restorable(run, recorder=recorder)
-            ledger.write_view(run)
-            tokenizer = await backend.load_tokenizer()
-            capture = Capture(run_seed=config.seed)
-            provider = Provider(
-                renderer=get_renderer(config.renderer_name, tokenizer), tokenizer=tokenizer, capture=capture
-            )
-            gateway = Gateway(provider=provider, port=config.gateway_port)
-            logs.redact.add(gateway.key)
-            await gateway.start()
-            stack.push_async_callback(gateway.stop)
-            logs.capture_loggers()
-            runner = InlineRunner(
-                self._agent,
-                store=gateway.store,
-                capture=capture,
-                timeout_seconds=config.rollout_timeout_seconds,
-            )
-            stack.callback(runner.close)
-            collector = Collector(
-                runner,
-                concurrency=config.concurrency,
-                max_retries=config.max_retries,
-                on_failure=config.on_failure,
-            )
-            metric_rows = stack.enter_context(closing(MetricRows(log_path, run)))
-            progress = stack.enter_context(Progress(logs.console, num_batches=run.num_batches, batches_done=run.batch))
-            resources = Resources(
-                service=service,
-                train_batches=self._batches,
-                val_tasks=self._tasks.val,
-                collector=collector,
-                weights=weights,
-                ledger=ledger,
-                publisher=Publisher(config, service, gateway, weights, ledger),
-                metric_rows=metric_rows,
-                progress=progress,
-            )
+        backend = self._seams.make_backend(config, log_path)
+        async with open_resources(
+            config,
+            log_path,
+            run,
+            backend=backend,
+            recorder=recorder,
+            agent=self._agent,
+            tasks=self._tasks,
+            batches=self._batches,
+            logs=logs,
+        ) as resources:
 
             def enter(entered: Record) -> StateContext:
                 place = {"batch": run.batch, "state": run.state.value, "attempt": entered.fields["attempt"]}
                 logs.bind(**place, journal_seq=entered.seq)
-                progress.enter(run.state, run.batch)
+                resources.progress.enter(run.state, run.batch)
                 return StateContext(config, log_path, run, resources, recorder, log, self._stop.event)
 
             machine = StateMachine(
@@ -242,7 +207,8 @@ class _Process:
                 grace_seconds=config.grace_seconds,
             )
             await machine.drive()
-            metric_rows.write(run, run.batch)
+            if has_final_row(run):
+                resources.metric_rows.write(run, run.batch)
 
 
 def _require_unused(log_path: Path) -> None:

@@ -37,10 +37,12 @@ async def _checkpoint_if_due(context: StateContext, trained: int, sampler_path: 
         return None
     recorded = [kept for kept in context.run.checkpoints if kept.batch == trained and kept.checkpoint_kind == kind]
     if recorded:
-        return recorded[0]
-    client = await context.resources.weights.at_batch(context.run, trained, recorder=context.recorder)
-    checkpoint = await ledger.save_state(client, batch=trained, kind=kind, sampler_path=sampler_path)
-    context.recorder.checkpoint_saved(checkpoint)
+        checkpoint = recorded[0]
+    else:
+        client = await context.resources.weights.at_batch(context.run, trained, recorder=context.recorder)
+        checkpoint = await ledger.save_state(client, batch=trained, kind=kind, sampler_path=sampler_path)
+        context.recorder.checkpoint_saved(checkpoint)
+    # Also for one found recorded: the process that recorded it may have died right here.
     await ledger.drop_superseded_rolling(context.run, checkpoint, context.recorder)
     ledger.write_view(context.run)
     return checkpoint

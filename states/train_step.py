@@ -64,7 +64,7 @@ async def _stored_step(context: StateContext, training_batch: TrainingBatch) -> 
 
 
 def _skipped(context: StateContext, training_batch: TrainingBatch) -> StateResult:
-    context.log.warning("train step skipped", reason=training_batch.skip_reason)
+    context.log.debug("train step skipped", reason=training_batch.skip_reason)
     rate = learning_rate(context.config, batch=context.batch, schedule_batches=context.run.schedule_batches)
     facts = {
         "skipped": True,

@@ -52,13 +52,13 @@ class SignalAt:
 
 
 class FillDiskAt:
-    """Lets no more bytes into the journal, as a full disk does: its descriptor becomes that of ``/dev/full``."""
+    """Lets no more bytes into an open file, as a full disk does: its descriptor becomes that of ``/dev/full``."""
 
-    def __init__(self, point: str, occurrence: int, journal: Path) -> None:
-        """Every write to ``journal`` from then on is a real ENOSPC."""
+    def __init__(self, point: str, occurrence: int, path: Path) -> None:
+        """Every write to ``path`` from then on is a real ENOSPC."""
         self._point = point
         self._left = occurrence
-        self._journal = journal
+        self._path = path
 
     def __call__(self, point: str) -> None:
         """Fills up at the occurrence."""
@@ -67,7 +67,7 @@ class FillDiskAt:
         if self._left == 0:
             full = os.open("/dev/full", os.O_WRONLY)
             for descriptor in Path("/proc/self/fd").iterdir():
-                if descriptor.exists() and descriptor.resolve() == self._journal.resolve():
+                if descriptor.exists() and descriptor.resolve() == self._path.resolve():
                     os.dup2(full, int(descriptor.name))
         self._left -= 1
 

@@ -1,6 +1,7 @@
 """The commands that look at a run: what they say, what they return, and that they leave everything as it is."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,18 @@ def test_a_misspelt_field_is_a_usage_error_with_a_suggestion(
     assert main(["run", "recipe=none", "agent=letters:agent", "batchsize=2", "log_path=run"]) == 2
     assert "batch_size" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_reader_that_went_away_is_no_traceback() -> None:
+    """As in ``journal LOG_PATH | head``: the pipe's other end is closed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    # Buffered, as users have it: then the pipe breaks only when the buffer is written out.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "orchestrator", "graph"]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environ, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 @pytest.mark.parametrize("arguments", [[], ["status", "LOG_PATH"], ["journal", "LOG_PATH"], ["run", "--help"]])

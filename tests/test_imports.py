@@ -15,6 +15,7 @@ FLOORS = (
     ("orchestrator.training",),
     ("orchestrator.context",),
     ("orchestrator.machine", "orchestrator.signals", "states"),
+    ("orchestrator.compose",),
     ("orchestrator.run",),
     ("orchestrator.cli",),
     ("orchestrator.__main__",),

@@ -1,4 +1,4 @@
-"""A journal that was torn, damaged, or has no room left: what is lost is nothing, or the run refuses to go on."""
+"""Files that were torn, damaged, or have no room left: nothing is lost, or the run refuses to go on."""
 
 import json
 from pathlib import Path
@@ -66,3 +66,19 @@ def test_without_room_for_the_record_nothing_is_trained_and_nothing_is_lost(
     assert outcome_of_run(tmp_path / "run") == uninterrupted
     requests = [line["request"] for line in read_ledger(tmp_path / "ledger.jsonl")]
     assert requests.count("sample") == 3 * 8
+
+
+def test_without_room_for_a_rollout_the_journal_says_so_and_only_that_rollout_is_run_again(
+    tmp_path: Path, uninterrupted: dict[str, Any]
+) -> None:
+    """The second rollout's line meets a full disk; the journal still has room for why."""
+    rollouts = tmp_path / "run" / "rollouts" / "000000.train.jsonl"
+    child = fixture_d(tmp_path, "concurrency=1", observer=FillDiskAt("request:after:sample", 3, rollouts))
+    assert run_child(child) == 1
+    stop = read_journal(tmp_path / "run").run.last_stop
+    assert stop is not None
+    assert stop.reason == "failed"
+    assert "000000.train.jsonl: could not be written: ENOSPC" in str(stop.error)
+    assert run_child(fixture_d(tmp_path)) == 0
+    assert outcome_of_run(tmp_path / "run") == uninterrupted
+    assert [line["request"] for line in read_ledger(tmp_path / "ledger.jsonl")].count("sample") == 3 * 8 + 2

@@ -1,5 +1,7 @@
 """Weights come back with their optimizer, or are redone from stored datums; what was sampled is never sampled again."""
 
+import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,9 @@ def test_a_resume_restores_once_and_with_the_optimizer(tmp_path: Path, uninterru
     assert run_child(fixture_d(tmp_path, "save_every=1")) == 0
     assert loads(killed) == {WITH_OPTIMIZER: ["local://run/weights/000002"], WEIGHTS_ONLY: []}
     assert requests_after(killed, 1)["optim_step"] == 1
+    ordered = ["forward_backward", "optim_step", "save_weights_for_sampler", "save_state"]
+    asked = [line["request"] for line in read_ledger(killed.ledger) if line["request"] in ordered]
+    assert asked == ordered[2:] + 3 * ordered
     assert outcome_of_run(tmp_path / "run")["results"][2][State.TRAIN_STEP] == uninterrupted["results"][2]["TrainStep"]
 
 
@@ -74,6 +79,52 @@ def test_a_late_kill_without_recent_checkpoints_costs_no_rollout_and_no_optimize
     assert requests_after(killed, 0)["sample"] == 3 * SAMPLES_OF_A_BATCH
     assert requests_after(killed, 1)["sample"] == 0
     assert requests_after(killed, 1)["optim_step"] == 3
+
+
+def test_a_lost_checkpoint_costs_the_batches_since_the_one_before_and_a_run_without_any_is_refused(
+    tmp_path: Path, uninterrupted: dict[str, Any]
+) -> None:
+    """H7: killed in the last batch; first the newest checkpoint is gone, then all of them and a batch's datums."""
+    weights = tmp_path / "run" / "local" / "run" / "weights"
+    train_step = 2 * len(CYCLE) + CYCLE.index(State.TRAIN_STEP)
+    child = fixture_d(tmp_path, "save_every=1", observer=KillAt("append:after:state_entered", train_step))
+    assert run_child(child) == -9
+    shutil.rmtree(weights / "000002")
+    assert run_child(fixture_d(tmp_path, "save_every=1", observer=KillAt("append:after:transition"))) == -9
+    assert loads(child)[WITH_OPTIMIZER] == ["local://run/weights/000001"]
+    assert requests_after(child, 1)["optim_step"] == 2
+    assert "checkpoint is gone" in child.output
+
+    datums, aside = tmp_path / "run" / "datums" / "000000.jsonl.zst", tmp_path / "aside"
+    shutil.rmtree(weights)
+    datums.rename(aside)
+    requests = [line for line in read_ledger(child.ledger) if line["request"] != "get_weights_info_by_tinker_path"]
+    assert run_child(fixture_d(tmp_path, "save_every=1")) == 3
+    assert "batches [0] are missing" in child.output
+    asked = [line for line in read_ledger(child.ledger) if line["request"] != "get_weights_info_by_tinker_path"]
+    assert asked == requests
+
+    aside.rename(datums)
+    assert run_child(fixture_d(tmp_path, "save_every=1")) == 0
+    assert outcome_of_run(tmp_path / "run")["results"][2][State.TRAIN_STEP] == uninterrupted["results"][2]["TrainStep"]
+
+
+def test_no_rolling_checkpoint_outlives_the_final_one(tmp_path: Path) -> None:
+    """Killed right after the final checkpoint is recorded, before the rolling one is deleted."""
+    settings = ("save_every=0", "rolling_save_every=1")
+    initial_and_two_rolling = 3
+    killed = fixture_d(tmp_path, *settings, observer=KillAt("append:after:checkpoint_saved", initial_and_two_rolling))
+    assert run_child(killed) == -9
+    assert run_child(fixture_d(tmp_path, *settings)) == 0
+    outcome = outcome_of_run(tmp_path / "run")
+    assert [(name, kind) for name, _, kind, _ in outcome["checkpoints"]] == [
+        ("000000", "initial"),
+        ("000003-final", "final"),
+    ]
+    weights = tmp_path / "run" / "local" / "run" / "weights"
+    assert sorted(path.name for path in weights.iterdir()) == ["000000", "000003-final"]
+    view = [json.loads(line) for line in (tmp_path / "run" / "checkpoints.jsonl").read_text().splitlines()]
+    assert [row["name"] for row in view] == ["000000", "000003-final"]
 
 
 def test_a_kill_between_turns_repeats_only_the_unfinished_rollout(killed: Path, uninterrupted: dict[str, Any]) -> None:

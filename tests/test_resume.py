@@ -26,6 +26,6 @@ def test_a_kill_on_entering_any_state_changes_nothing_in_the_end(
     assert (resumed["batch"], resumed["state"]) == (1, state)
     outcome = outcome_of_run(tmp_path / "run")
     assert outcome == uninterrupted
-    assert [row["step"] for row in outcome["metrics"]][:3] == [0, 1, 2]
+    assert [row["step"] for row in outcome["metrics"]] == [0, 1, 2]
     steps = [outcome["results"][batch][State.TRAIN_STEP]["optim_steps"] for batch in range(3)]
     assert steps == [1, 1, 1]

@@ -39,8 +39,13 @@ def metric_row(run: RunState, batch: int) -> dict[str, Any]:
 
 def journaled_rows(run: RunState) -> list[dict[str, Any]]:
     """Every row that the journal says is complete: the logged batches and, once finished, the final evaluation."""
-    complete = run.batch + 1 if run.state is State.FINISHED else run.batch
-    return [metric_row(run, batch) for batch in range(complete)]
+    return [metric_row(run, batch) for batch in range(run.batch + has_final_row(run))]
+
+
+def has_final_row(run: RunState) -> bool:
+    """Whether the final weights were evaluated, which has a row of its own, numbered ``num_batches``."""
+    final = run.result(run.batch, State.MAYBE_EVALUATE)
+    return run.state is State.FINISHED and final is not None and final["evaluated"]
 
 
 class MetricRows:

@@ -129,8 +129,9 @@ async def train(client: LocalTrainingClient, seed: int) -> list[torch.Tensor]:
     forward = await client.forward_backward_async(data(seed=seed), "cross_entropy")
     step = await client.optim_step_async(ADAM)
     outputs = (await forward.result_async()).loss_fn_outputs
-    await step.result_async()
-    return [output["logprobs"].to_torch() for output in outputs]
+    metrics = (await step.result_async()).metrics or {}
+    norm = torch.tensor(metrics["unclipped_grad_l2:mean"], dtype=torch.float64)
+    return [*(output["logprobs"].to_torch() for output in outputs), norm]
 
 
 @pytest.mark.parametrize("rank", [0, 4])

@@ -24,7 +24,9 @@ class Trainer:
 
     def __init__(self, model: LanguageModel, spec: AdapterSpec, weights: Mapping[str, Tensor]) -> None:
         """Trains a copy of ``weights`` (float32), with a fresh optimizer."""
-        self.policy = Policy(model, spec, {name: weight.clone().requires_grad_() for name, weight in weights.items()})
+        # By name: a model has its parameters in one order and a checkpoint in another, and the norm sums over them.
+        ordered = {name: weights[name].clone().requires_grad_() for name in sorted(weights)}
+        self.policy = Policy(model, spec, ordered)
         self._moments = {
             moment: {name: torch.zeros_like(weight) for name, weight in weights.items()} for moment in _MOMENTS
         }
