@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import AsyncExitStack, ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,17 +180,19 @@ class _Process:
         """Makes the resources, drives the machine, and writes the final evaluation's row."""
         config, log_path, run, recorder = self._config, self._log_path, journal.run, Recorder(journal)
         backend = self._seams.make_backend(config, log_path)
-        async with open_resources(
-            config,
-            log_path,
-            run,
-            backend=backend,
-            recorder=recorder,
-            agent=self._agent,
-            tasks=self._tasks,
-            batches=self._batches,
-            logs=logs,
-        ) as resources:
+        async with AsyncExitStack() as stack:
+            opening = open_resources(
+                config,
+                log_path,
+                run,
+                backend=backend,
+                recorder=recorder,
+                agent=self._agent,
+                tasks=self._tasks,
+                batches=self._batches,
+                logs=logs,
+            )
+            resources = await self._stop.unless(stack.enter_async_context(opening))
 
             def enter(entered: Record) -> StateContext:
                 place = {"batch": run.batch, "state": run.state.value, "attempt": entered.fields["attempt"]}

@@ -3,10 +3,13 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
-from orchestrator.errors import EXIT_INTERRUPTED
+from orchestrator.errors import EXIT_INTERRUPTED, StopRequested
+
+WorkT = TypeVar("WorkT")
 
 
 class StopSignal:
@@ -27,6 +30,24 @@ class StopSignal:
     def name(self) -> str:
         """The signal received, e.g. ``SIGTERM``."""
         return (self.received or signal.SIGINT).name
+
+    async def unless(self, work: Awaitable[WorkT]) -> WorkT:
+        """What ``work`` gives; it is cancelled where a signal comes first.
+
+        Raises:
+            StopRequested: the process was asked to stop.
+        """
+        task = asyncio.ensure_future(work)
+        stopping = asyncio.ensure_future(self.event.wait())
+        try:
+            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise StopRequested
+            return task.result()
+        finally:
+            for waiting in (task, stopping):
+                waiting.cancel()
+            await asyncio.gather(task, stopping, return_exceptions=True)
 
     @contextmanager
     def handled(self) -> Iterator[None]:

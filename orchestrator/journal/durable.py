@@ -22,7 +22,8 @@ def write_durably(path: Path, data: bytes) -> None:
     Raises:
         JournalWriteError: it could not be written; ``path`` is as it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # One writer at a time, so one name: what a kill leaves under it is gone with the next write.
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         make_folder(path.parent)
         with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, FILE_MODE)) as file:

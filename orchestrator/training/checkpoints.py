@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 import structlog
 import tinker
 
+from orchestrator.backends.deadline import reply_within
 from orchestrator.backends.surface import Future, RestClient, TrainingClient
 from orchestrator.config import Config
 from orchestrator.journal.durable import write_durably
@@ -109,7 +110,8 @@ class CheckpointLedger:
     async def delete(self, path: str) -> None:
         """Deletes what is saved under ``path``; that it is gone already is as good."""
         try:
-            await self._rest_client.delete_checkpoint_from_tinker_path_async(path)
+            request = self._rest_client.delete_checkpoint_from_tinker_path_async(path)
+            await self._reply(request, f"deleting {path}")
         except tinker.NotFoundError:
             log.debug("was deleted before", path=path)
 
@@ -130,7 +132,7 @@ class CheckpointLedger:
     async def exists(self, path: str) -> bool:
         """Whether the backend still has what was saved under ``path``."""
         try:
-            await self._rest_client.get_weights_info_by_tinker_path(path)
+            await self._reply(self._rest_client.get_weights_info_by_tinker_path(path), f"looking for {path}")
         except tinker.NotFoundError:
             return False
         return True
@@ -144,8 +146,16 @@ class CheckpointLedger:
         that this very save was applied before and its reply, or the process, lost.
         """
         try:
-            return str((await (await request).result_async()).path)
+            saved = await self._reply(_replied(request), f"saving {section}/{name}")
         except tinker.ConflictError:
-            owner = (await client.get_info_async()).model_id
+            owner = (await self._reply(client.get_info_async(), "asking for the model id")).model_id
             log.warning("adopted what was saved before under this name", name=name)
             return f"{self._config.backend}://{owner}/{section}/{name}"
+        return str(saved.path)
+
+    async def _reply(self, request: Awaitable[SavedT], what: str) -> SavedT:
+        return await reply_within(self._config.backend_timeout_seconds, request, what)
+
+
+async def _replied(request: Awaitable[Future[SavedT]]) -> SavedT:
+    return await (await request).result_async()

@@ -5,6 +5,7 @@ from typing import Any, cast
 import tinker
 from tinker_cookbook.rl.metrics import incorporate_kl_penalty
 
+from orchestrator.backends.deadline import reply_within
 from orchestrator.backends.surface import ServiceClient
 from orchestrator.config import Config
 from orchestrator.rollouts.trajectories import TrainingBatch, datum_order
@@ -21,13 +22,15 @@ async def prepare_step(
     metrics = dict(training_batch.metrics)
     datums: list[tinker.Datum] = list(training_batch.datums)
     if config.kl_penalty_coef > 0:
-        reference = await service.create_sampling_client_async(base_model=config.model_name)
-        penalty_metrics = await incorporate_kl_penalty(
+        request = service.create_sampling_client_async(base_model=config.model_name)
+        reference = await reply_within(config.backend_timeout_seconds, request, "loading the KL reference")
+        penalty = incorporate_kl_penalty(
             datums,
             cast("Any", reference),  # the cookbook names the SDK's class, of which it uses our surface
             config.kl_penalty_coef,
             config.kl_discount_factor,
         )
+        penalty_metrics = await reply_within(config.backend_timeout_seconds, penalty, "logprobs of the KL reference")
         metrics |= {f"optim/{name}": float(value) for name, value in penalty_metrics.items()}
     return TrainStepInput(
         batch=batch,

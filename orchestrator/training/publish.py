@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from orchestrator.backends.deadline import reply_within
 from orchestrator.backends.surface import ServiceClient
 from orchestrator.config import Config
 from orchestrator.journal.recovery import RunState
@@ -61,8 +62,9 @@ class Publisher:
             log.warning("the sampler is gone, saving it again from the weights", sampler_path=sampler_path)
             client = await self._weights.at_batch(run, run.batch, recorder=recorder)
             sampler_path = await self._ledger.save_sampler(client, batch=run.batch, num_batches=run.num_batches)
-        sampling_client = await self._service.create_sampling_client_async(model_path=sampler_path)
         config = self._config
+        request = self._service.create_sampling_client_async(model_path=sampler_path)
+        sampling_client = await reply_within(config.backend_timeout_seconds, request, f"loading sampler {sampler_path}")
         resources_id = await self._gateway.publish(
             Policy(
                 sampling_client=sampling_client,

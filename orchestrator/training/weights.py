@@ -4,7 +4,6 @@ Redoing is safe because a train step's input is stored before it is first sent: 
 the same parameters, so the weights after it are the ones that the journal speaks of, whichever process computes them.
 """
 
-import asyncio
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -13,9 +12,10 @@ import structlog
 from tinker_cookbook.rl.metrics import compute_kl_sample_train
 from tinker_cookbook.rl.train import train_step
 
+from orchestrator.backends.deadline import reply_within
 from orchestrator.backends.surface import ServiceClient, TrainingClient
 from orchestrator.config import Config
-from orchestrator.errors import BackendError, UnrecoverableError
+from orchestrator.errors import UnrecoverableError
 from orchestrator.journal.recovery import RunState
 from orchestrator.names import INITIAL_STATE, State
 from orchestrator.training.checkpoints import CheckpointLedger, CheckpointRecorder
@@ -142,11 +142,4 @@ class TrainedWeights:
             )
 
     async def _reply(self, request: Awaitable[ResultT], what: str) -> ResultT:
-        try:
-            async with asyncio.timeout(self._config.backend_timeout_seconds):
-                return await request
-        except TimeoutError as error:
-            raise BackendError(
-                f"{what}: no reply within backend_timeout_seconds={self._config.backend_timeout_seconds:g}; run the "
-                "same command again to resume"
-            ) from error
+        return await reply_within(self._config.backend_timeout_seconds, request, what)
