@@ -19,7 +19,7 @@ from transitions import EventData
 from transitions import Machine as TransitionTable
 
 from orchestrator.context import Body, StateContext, StateResult
-from orchestrator.errors import OrchestratorError, StateFailedError, StopRequested
+from orchestrator.errors import BackendError, OrchestratorError, StateFailedError, StopRequested
 from orchestrator.journal.log import Journal
 from orchestrator.journal.records import Kind, Record
 from orchestrator.names import TRANSITIONS, State
@@ -106,6 +106,8 @@ class StateMachine:
                 await asyncio.wait({body}, timeout=self._grace_seconds)
             if body.done():
                 return body.result()
+        except BackendError as error:
+            raise BackendError(f"batch {batch}, state {state}: {error}") from error
         except (OrchestratorError, StopRequested):
             raise
         except Exception as error:

@@ -34,8 +34,8 @@ async def body(context: StateContext) -> StateResult:
 
 def _require_progress(context: StateContext) -> None:
     without = context.run.no_progress_batches
-    if without < context.config.max_no_progress_batches:
-        return
+    if without < context.config.max_no_progress_batches or context.batch == context.num_batches:
+        return  # once all batches are trained there is nothing left to save by stopping
     last = context.run.batches[context.batch - 1].results
     raise NoProgressError(
         f"batch {context.batch - 1}: {without} batches in a row gave no optimizer step "
