@@ -140,3 +140,12 @@ def test_a_kill_between_turns_repeats_only_the_unfinished_rollout(killed: Path, 
     assert {call for call, count in calls.items() if count > 1} == {(tuple(last["prompt"][0]), last["seed"][0])}
     assert calls.total() == 3 * SAMPLES_OF_A_BATCH + 1
     assert outcome_of_run(killed / "run") == uninterrupted
+
+
+def test_a_sampler_that_is_gone_is_saved_again_from_the_weights(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
+    rollout_of_batch_1 = len(CYCLE) + CYCLE.index(State.ROLLOUT)
+    killed = fixture_d(tmp_path, observer=KillAt("append:after:state_entered", rollout_of_batch_1))
+    assert run_child(killed) == -9
+    shutil.rmtree(killed.log_path / "local" / "run" / "sampler_weights" / "000001")
+    assert run_child(fixture_d(tmp_path)) == 0
+    assert outcome_of_run(tmp_path / "run") == uninterrupted

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 import structlog
+import tinker
 
 from orchestrator.backends.deadline import reply_within
-from orchestrator.backends.surface import ServiceClient
+from orchestrator.backends.surface import SamplingClient, ServiceClient
 from orchestrator.config import Config
 from orchestrator.journal.recovery import RunState
 from orchestrator.rollouts.gateway import Gateway
@@ -55,16 +56,15 @@ class Publisher:
         """
         if self._published is not None and self._published.policy_version == run.batch:
             return self._published
-        sampler_path = run.sampler_path
-        if sampler_path is None:
-            sampler_path = await self._save_initial(run, recorder)
-        elif not await self._ledger.exists(sampler_path):
+        sampler_path = run.sampler_path or await self._save_initial(run, recorder)
+        try:
+            sampling_client = await self._load(sampler_path)
+        except tinker.NotFoundError:
             log.warning("the sampler is gone, saving it again from the weights", sampler_path=sampler_path)
             client = await self._weights.at_batch(run, run.batch, recorder=recorder)
             sampler_path = await self._ledger.save_sampler(client, batch=run.batch, num_batches=run.num_batches)
+            sampling_client = await self._load(sampler_path)
         config = self._config
-        request = self._service.create_sampling_client_async(model_path=sampler_path)
-        sampling_client = await reply_within(config.backend_timeout_seconds, request, f"loading sampler {sampler_path}")
         resources_id = await self._gateway.publish(
             Policy(
                 sampling_client=sampling_client,
@@ -75,6 +75,10 @@ class Publisher:
         )
         self._published = PublishedPolicy(run.batch, sampler_path, resources_id)
         return self._published
+
+    async def _load(self, sampler_path: str) -> SamplingClient:
+        request = self._service.create_sampling_client_async(model_path=sampler_path)
+        return await reply_within(self._config.backend_timeout_seconds, request, f"loading sampler {sampler_path}")
 
     async def _save_initial(self, run: RunState, recorder: CheckpointRecorder) -> str:
         """Makes the weights a new run begins with, and saves them as sampler and as the first checkpoint.
