@@ -1,10 +1,11 @@
 """Whole runs on the embedded backend, killed for real at named points and resumed with the same command."""
 
+import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import fixture_d, run_child
+from processes import Child, fixture_d, run_child
 
 from orchestrator.journal.log import read_journal
 from orchestrator.names import CYCLE, State
@@ -29,3 +30,9 @@ def test_a_kill_on_entering_any_state_changes_nothing_in_the_end(
     assert [row["step"] for row in outcome["metrics"]] == [0, 1, 2]
     steps = [outcome["results"][batch][State.TRAIN_STEP]["optim_steps"] for batch in range(3)]
     assert steps == [1, 1, 1]
+
+
+def test_every_stored_file_is_its_owners_alone(uninterrupted_child: Child) -> None:
+    assert stat.S_IMODE(uninterrupted_child.log_path.stat().st_mode) == 0o700
+    files = [path for path in uninterrupted_child.log_path.rglob("*") if path.is_file()]
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in files} == {path.name: 0o600 for path in files}

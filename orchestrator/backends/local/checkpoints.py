@@ -116,7 +116,7 @@ class CheckpointStore:
             expires_at=None if ttl_seconds is None else created_at + ttl_seconds,
             user_metadata=dict(user_metadata or {}),
         )
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
         _write(unfinished / _METADATA, orjson.dumps(asdict(metadata), option=orjson.OPT_INDENT_2))
         _write(unfinished / _MODEL, safetensors.torch.save(dict(weights)))
@@ -179,7 +179,7 @@ def _load(path: Path) -> dict[str, Tensor]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    with path.open("xb") as file:
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
