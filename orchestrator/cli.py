@@ -81,9 +81,12 @@ def _fields_help() -> str:
 
 def _run(options: argparse.Namespace) -> int:
     # The libraries of the run take seconds to import, which no other command should wait for.
-    from orchestrator.config import load_config
+    from orchestrator.preflight import check_before_start
+    from orchestrator.settings import load_config
 
     config = load_config(options.settings)
+    check_before_start(config)
+    print("loading PyTorch, Agent-lightning and LiteLLM (some seconds)", file=sys.stderr)
     from orchestrator.run import run_to_end
 
     return run_to_end(config)

@@ -2,14 +2,17 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.renderers import Message, Renderer, get_renderer
 
+from orchestrator.backends.deadline import reply_within
 from orchestrator.backends.service import Backend
 from orchestrator.config import Config
 from orchestrator.context import Recorder, Resources
+from orchestrator.errors import ConfigError
 from orchestrator.journal.recovery import RunState
 from orchestrator.reporting.logs import RunLogging
 from orchestrator.reporting.metrics import MetricRows
@@ -25,6 +28,35 @@ from orchestrator.training.publish import Publisher
 from orchestrator.training.weights import TrainedWeights
 
 
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """Between messages and tokens."""
+
+    renderer: Renderer
+    tokenizer: Any
+
+
+async def load_rendering(config: Config, backend: Backend) -> Rendering:
+    """The tokenizer of the model and the renderer, tried on one message.
+
+    Raises:
+        ConfigError: there is no such renderer, or it does not fit the tokenizer.
+    """
+    what = f"tokenizer of {config.model_name}"
+    tokenizer = await reply_within(config.backend_timeout_seconds, backend.load_tokenizer(), what)
+    try:
+        renderer = get_renderer(config.renderer_name, tokenizer)
+        renderer.build_generation_prompt([Message(role="user", content="Hello")])
+        renderer.get_stop_sequences()
+    except Exception as error:  # what a renderer raises for a tokenizer that lacks its markers is its own affair
+        raise ConfigError(
+            f"renderer_name={config.renderer_name}: does not work with the tokenizer of {config.model_name} "
+            f"({type(error).__name__}: {error}). Give the renderer of the model's family, e.g. qwen3 or llama3; "
+            "role_colon works with every tokenizer"
+        ) from error
+    return Rendering(renderer, tokenizer)
+
+
 @asynccontextmanager
 async def open_resources(
     config: Config,
@@ -32,6 +64,7 @@ async def open_resources(
     run: RunState,
     *,
     backend: Backend,
+    rendering: Rendering,
     recorder: Recorder,
     agent: Any,
     tasks: TaskSets,
@@ -51,12 +84,9 @@ async def open_resources(
         weights = TrainedWeights(config, log_path, service, ledger)
         await weights.require_restorable(run, recorder=recorder)
         ledger.write_view(run)
-        tokenizer = await backend.load_tokenizer()
         capture = Capture(run_seed=config.seed)
-        renderer = get_renderer(config.renderer_name, tokenizer)
-        gateway = Gateway(
-            provider=Provider(renderer=renderer, tokenizer=tokenizer, capture=capture), port=config.gateway_port
-        )
+        provider = Provider(renderer=rendering.renderer, tokenizer=rendering.tokenizer, capture=capture)
+        gateway = Gateway(provider=provider, port=config.gateway_port)
         logs.redact.add(gateway.key)
         await gateway.start()
         stack.push_async_callback(gateway.stop)

@@ -4,19 +4,14 @@ The drift class says what a resume may change. *Identity* fields make the run wh
 began with; *horizon* fields may only be extended; *operational* fields may change freely.
 """
 
-import os
-import tomllib
-from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Literal
 
 import chz
 
-from orchestrator.errors import ConfigError
-
-RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE = "guess_number"
+TINY = "tiny"
+"""The name of the embedded backend's built-in model."""
 
 
 class Drift(StrEnum):
@@ -146,48 +141,6 @@ class Config:
     local: LocalConfig = chz.field(default_factory=LocalConfig, doc="options of the embedded backend")
 
 
-def load_config(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -> Config:
-    """The configuration that ``key=value`` arguments ask for: defaults < recipe < ``config=FILE.toml`` < arguments.
-
-    Raises:
-        ConfigError: an argument is no ``key=value``, names no field (answered with a suggestion) or has a wrong type;
-            the recipe or the file does not exist; a value is out of its range.
-    """
-    given = dict(_split(argument) for argument in arguments)
-    file_path = given.pop("config", None)
-    file_values = {} if file_path is None else _read_toml(Path(file_path))
-    recipe = str(given.get("recipe", file_values.get("recipe", DEFAULT_RECIPE)))
-    layers: dict[str, Mapping[str, Any]] = {
-        f"recipe {recipe}": {} if recipe.lower() == "none" else recipe_values(recipe),
-        f"{file_path}": file_values,
-        "the command line": {key: chz.blueprint.Castable(value) for key, value in given.items()},
-    }
-    blueprint = chz.Blueprint(Config).apply({"recipe": recipe}, layer_name="default")
-    for layer_name, values in layers.items():
-        blueprint = blueprint.apply(dict(values), layer_name=layer_name)
-    try:
-        config = blueprint.make()
-    except (chz.blueprint.InvalidBlueprintArg, chz.blueprint.ExtraneousBlueprintArg, TypeError) as error:
-        raise ConfigError(f"{_first_lines(error)} (`python -m orchestrator run --help` lists the fields)") from error
-    if config.backend == "auto":
-        config = chz.replace(config, backend="tinker" if environ.get("TINKER_API_KEY") else "local")
-    _check(config)
-    return config
-
-
-def recipe_values(recipe: str) -> dict[str, Any]:
-    """The configuration values of ``orchestrator/recipes/<recipe>.toml``, under dotted names.
-
-    Raises:
-        ConfigError: there is no such recipe; the message lists those that exist.
-    """
-    path = RECIPES / f"{recipe}.toml"
-    if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in RECIPES.glob("*.toml")))
-        raise ConfigError(f"recipe={recipe}: no recipe has that name; there are: {known}")
-    return _read_toml(path)
-
-
 def field_drifts() -> dict[str, Drift]:
     """The drift class of every field, nested ones with dots, e.g. ``local.num_threads``."""
     return {name: metadata["drift"] for name, metadata in _fields().items()}
@@ -215,79 +168,3 @@ def _fields() -> dict[str, dict[str, Any]]:
         for name, field in chz.chz_fields(owner).items()
         if field.metadata
     }
-
-
-def _first_lines(error: Exception) -> str:
-    return " ".join(line for line in str(error).split("\n\n")[0].splitlines() if not line.startswith("Append"))
-
-
-def _split(argument: str) -> tuple[str, str]:
-    key, separator, value = argument.partition("=")
-    if not separator or not key:
-        raise ConfigError(f"argument {argument!r}: expected key=value, e.g. log_path=runs/first")
-    return key, value
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    """The file's values under dotted names; TOML arrays become tuples and whole numbers may stand for fractions."""
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"config={path}: cannot be read as TOML: {error}") from error
-    flat: dict[str, Any] = {}
-    for key, value in tables.items():
-        nested = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
-        flat |= {name: tuple(item) if isinstance(item, list) else item for name, item in nested.items()}
-    return flat
-
-
-def _check(config: Config) -> None:
-    """Refuses values that could only fail later.
-
-    Raises:
-        ConfigError: naming field, value and what is expected.
-    """
-    if not config.agent:
-        raise ConfigError("agent: expected module:attribute of an @agl.rollout function, e.g. agent=my_agents:solve")
-    at_least = {
-        1: (
-            "batch_size",
-            "group_size",
-            "n_epochs",
-            "max_batches",
-            "max_tokens",
-            "eval_group_size",
-            "concurrency",
-            "max_no_progress_batches",
-            "num_epochs",
-            "num_substeps",
-            "max_attempts",
-        ),
-        0: (
-            "lora_rank",
-            "max_retries",
-            "eval_every",
-            "save_every",
-            "rolling_save_every",
-            "learning_rate",
-            "temperature",
-            "eval_temperature",
-            "kl_penalty_coef",
-            "kl_discount_factor",
-            "grace_seconds",
-            "gateway_port",
-        ),
-    }
-    for least, names in at_least.items():
-        for name in names:
-            value = getattr(config, name)
-            if value is not None and not value >= least:
-                raise ConfigError(f"{name}={value}: expected at least {least}")
-    for name in ("rollout_timeout_seconds", "backend_timeout_seconds", "state_timeout_seconds"):
-        if not getattr(config, name) > 0:
-            raise ConfigError(f"{name}={getattr(config, name)}: expected more than 0")
-    if not 0 <= config.val_fraction < 1:
-        raise ConfigError(f"val_fraction={config.val_fraction}: expected at least 0 and less than 1")
-    unknown = set(config.allow_drift) - set(field_drifts()) - {"dataset"}
-    if unknown:
-        raise ConfigError(f"allow_drift={','.join(sorted(unknown))}: no such field; `dataset` allows changed tasks")

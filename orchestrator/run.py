@@ -5,18 +5,18 @@ import importlib.metadata
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import structlog
 from rich.console import Console
 
 from orchestrator.backends.service import Backend, make_backend
-from orchestrator.compose import open_resources
+from orchestrator.compose import Rendering, load_rendering, open_resources
 from orchestrator.config import Config, flatten
 from orchestrator.context import Recorder, StateContext
 from orchestrator.errors import (
@@ -40,11 +40,13 @@ from orchestrator.reporting.metrics import MetricRows, has_final_row
 from orchestrator.reporting.summarize import summarize
 from orchestrator.reporting.summary import summary_panel
 from orchestrator.rollouts.agents import load_agent
-from orchestrator.rollouts.dataset import TaskBatches, TaskSets, load_tasks
+from orchestrator.rollouts.dataset import TaskBatches, TaskSets, load_batches, load_tasks
 from orchestrator.signals import StopSignal
 from states import BODIES
 
 log = structlog.get_logger(__name__)
+
+WorkT = TypeVar("WorkT")
 
 PACKAGES = ("agentlightning", "litellm", "tinker", "tinker-cookbook", "torch", "transformers", "transitions")
 """Those whose versions a run's results depend on."""
@@ -70,14 +72,7 @@ def run_to_end(config: Config, seams: Seams = Seams()) -> int:
         OrchestratorError: the run failed; it resumes.
     """
     tasks = load_tasks(config)
-    batches = TaskBatches(
-        tasks.train,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        shuffle=config.shuffle,
-        n_epochs=config.n_epochs,
-        max_batches=config.max_batches,
-    )
+    batches = load_batches(config, tasks)
     agent = load_agent(config.agent)
     return asyncio.run(_Process(config, tasks, batches, agent, seams).run())
 
@@ -105,37 +100,50 @@ class _Process:
             stack.enter_context(closing(logs))
             if journal.torn is not None:
                 log.warning("a torn last record was cut off the journal and kept aside", offset=journal.torn.offset)
+            drift = self._check(journal)
             if self._nothing_to_do(journal.run):
                 MetricRows(self._log_path, journal.run).close()
-                log.info("nothing to do: the run has finished")
+                console.print("nothing to do: the run has finished")
             else:
-                self._take_up(journal)
+                # Made before the run is taken up: a model or renderer that cannot be leaves no run behind.
+                backend = self._seams.make_backend(self._config, self._log_path)
+                rendering = await self._unless_stopped(load_rendering(self._config, backend))
+                self._take_up(journal, drift)
                 logs.bind(run_id=journal.run.run_id)
                 plan = make_plan(journal.run, self._log_path)
-                log.info("plan", **{"is": "; ".join(plan.lines())})
-                await self._drive_journaled(journal, logs)
+                console.print("\n".join(plan.lines()), highlight=False)
+                await self._drive_journaled(journal, logs, backend, rendering)
             console.print(summary_panel(summarize(journal.records, journal.run, self._log_path)))
         return EXIT_FINISHED
 
     def _nothing_to_do(self, run: RunState) -> bool:
         return run.finished and self._batches.num_batches <= run.num_batches
 
-    def _take_up(self, journal: Journal) -> None:
-        """Journals that this process works on the run, once configuration and tasks are those that it began with."""
-        run, flat, fingerprint = journal.run, flatten(self._config), self._tasks.fingerprint()
-        drift: list[dict[str, Any]] = []
-        resumed_from = None
-        if journal.records:
-            drift = check_drift(run, self._config, fingerprint)
-            check_attempts(run, self._config)
-            resumed_from = {"batch": run.batch, "state": run.state.value}
-        else:
+    def _check(self, journal: Journal) -> list[dict[str, Any]]:
+        """What differs from what the run began with and is accepted; the rest is refused. Nothing is journaled yet."""
+        if not journal.records:
             _require_unused(self._log_path)
+            return []
+        drift = check_drift(journal.run, self._config, self._tasks.fingerprint())
+        check_attempts(journal.run, self._config)
+        return drift
+
+    async def _unless_stopped(self, work: Awaitable[WorkT]) -> WorkT:
+        try:
+            return await self._stop.unless(work)
+        except StopRequested:
+            raise InterruptedRunError(self._stop.name, self._stop.exit_code) from None
+
+    def _take_up(self, journal: Journal, drift: list[dict[str, Any]]) -> None:
+        """Journals that this process works on the run."""
+        run, flat = journal.run, flatten(self._config)
+        resumed_from = {"batch": run.batch, "state": run.state.value} if journal.records else None
+        if not journal.records:
             journal.append(
                 Kind.RUN_STARTED,
                 run_id=uuid4().hex,
                 config=flat,
-                dataset=fingerprint,
+                dataset=self._tasks.fingerprint(),
                 num_batches=self._batches.num_batches,
                 schedule_batches=self._batches.num_batches,
                 versions={package: importlib.metadata.version(package) for package in PACKAGES},
@@ -152,13 +160,15 @@ class _Process:
         )
         write_durably(self._log_path / "config.json", json.dumps(flat, indent=2).encode())
 
-    async def _drive_journaled(self, journal: Journal, logs: RunLogging) -> None:
+    async def _drive_journaled(
+        self, journal: Journal, logs: RunLogging, backend: Backend, rendering: Rendering
+    ) -> None:
         def stopped(reason: str, error: str | None) -> None:
             run = journal.run
             journal.append(Kind.PROCESS_STOPPED, reason=reason, batch=run.batch, state=run.state, error=error)
 
         try:
-            await self._drive(journal, logs)
+            await self._drive(journal, logs, backend, rendering)
             journal.append(Kind.RUN_FINISHED, batches=journal.run.num_batches)
             stopped("finished", None)
         except StopRequested:
@@ -176,16 +186,16 @@ class _Process:
                 f"{self._log_path / 'log.jsonl'}; the same command resumes"
             ) from error
 
-    async def _drive(self, journal: Journal, logs: RunLogging) -> None:
+    async def _drive(self, journal: Journal, logs: RunLogging, backend: Backend, rendering: Rendering) -> None:
         """Makes the resources, drives the machine, and writes the final evaluation's row."""
         config, log_path, run, recorder = self._config, self._log_path, journal.run, Recorder(journal)
-        backend = self._seams.make_backend(config, log_path)
         async with AsyncExitStack() as stack:
             opening = open_resources(
                 config,
                 log_path,
                 run,
                 backend=backend,
+                rendering=rendering,
                 recorder=recorder,
                 agent=self._agent,
                 tasks=self._tasks,

@@ -123,7 +123,8 @@ def _start(target: Callable[..., None], *arguments: Any) -> Any:
 def _child_main(child: Child) -> None:
     # Imported already, in the fork server: this only names what is there. The tests themselves do not import it.
     from orchestrator.backends.service import Backend, make_backend
-    from orchestrator.config import Config, load_config
+    from orchestrator.config import Config
+    from orchestrator.settings import load_config
     from orchestrator.errors import OrchestratorError
     from orchestrator.run import Seams, run_to_end
     from orchestrator.testing import LedgerService

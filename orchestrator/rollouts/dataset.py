@@ -94,6 +94,22 @@ class TaskBatches:
         return self._orders[epoch]
 
 
+def load_batches(config: Config, tasks: TaskSets) -> TaskBatches:
+    """The training tasks in the batches that ``config`` asks for.
+
+    Raises:
+        DatasetError: there are fewer tasks than one batch needs.
+    """
+    return TaskBatches(
+        tasks.train,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        shuffle=config.shuffle,
+        n_epochs=config.n_epochs,
+        max_batches=config.max_batches,
+    )
+
+
 def load_tasks(config: Config) -> TaskSets:
     """The tasks that the configuration names.
 

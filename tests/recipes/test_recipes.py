@@ -2,8 +2,9 @@
 
 import pytest
 
-from orchestrator.config import RECIPES as FOLDER
-from orchestrator.config import flatten, load_config, recipe_values
+from orchestrator.settings import RECIPES as FOLDER
+from orchestrator.config import flatten
+from orchestrator.settings import load_config, recipe_values
 from orchestrator.rollouts.agents import load_agent
 from orchestrator.rollouts.dataset import TaskBatches, load_tasks
 from orchestrator.rollouts.entry_points import load_attribute

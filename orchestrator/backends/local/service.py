@@ -12,11 +12,11 @@ from orchestrator.backends.local.clients import LocalRestClient, LocalSamplingCl
 from orchestrator.backends.local.model import AdapterSpec, LanguageModel, Policy
 from orchestrator.backends.local.sampling import SampleRow, sample
 from orchestrator.backends.local.status_errors import bad_request
-from orchestrator.backends.local.tiny import TINY, default_cache, tiny_directory
+from orchestrator.backends.local.tiny import default_cache, tiny_directory
 from orchestrator.backends.local.training import Trainer
 from orchestrator.backends.local.warm_start import WarmStart
 from orchestrator.backends.local.worker import Worker
-from orchestrator.config import LocalConfig
+from orchestrator.config import TINY, LocalConfig
 
 
 class LocalServiceClient:

@@ -19,9 +19,8 @@ from transformers.utils import logging as transformers_logging
 
 from orchestrator.backends.local.model import LanguageModel
 from orchestrator.backends.local.warm_start import WarmStart, warm_weights
+from orchestrator.config import TINY
 
-TINY = "tiny"
-"""The model name that means this model."""
 CONTEXT_TOKENS = 4096
 _SEED = 0
 _END, _PAD, _UNKNOWN = "<|im_end|>", "<|pad|>", "<|unknown|>"

@@ -1,0 +1,34 @@
+"""What can be refused before the libraries of a run, seconds of imports, are loaded."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from orchestrator.backends.requirements import check_backend
+from orchestrator.config import Config
+from orchestrator.journal.drift import check_attempts, check_drift
+from orchestrator.journal.lock import RunLock
+from orchestrator.journal.log import read_journal
+from orchestrator.rollouts.dataset import load_batches, load_tasks
+
+
+def check_before_start(config: Config, *, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuses what the run would refuse after its imports: nothing is started and no file of a run is changed.
+
+    Tasks that Python gives are left to the run, since what they import is not known.
+
+    Raises:
+        ConfigError: the backend's key or model is missing, or the task file cannot be read or does not fill a batch.
+        RefusedError: another process has the run, its journal is damaged, or configuration or tasks have drifted.
+    """
+    check_backend(config, environ)
+    tasks = None
+    if config.train_dataset is None and config.val_dataset is None:
+        tasks = load_tasks(config)
+        load_batches(config, tasks)
+    log_path = Path(config.log_path)
+    with RunLock.acquire(log_path):
+        run = read_journal(log_path).run
+    if run.run_id:
+        check_drift(run, config, run.dataset if tasks is None else tasks.fingerprint())
+        check_attempts(run, config)

@@ -1,0 +1,164 @@
+"""From ``key=value`` words, a recipe and a file to a configuration, or to the error that says which word is wrong."""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import chz
+
+from orchestrator.config import DEFAULT_RECIPE, Config, LocalConfig, field_drifts
+from orchestrator.errors import ConfigError
+
+RECIPES = Path(__file__).parent / "recipes"
+_TYPES: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    NoneType: "none",
+}
+
+
+def load_config(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -> Config:
+    """The configuration that ``key=value`` arguments ask for: defaults < recipe < ``config=FILE.toml`` < arguments.
+
+    Raises:
+        ConfigError: an argument is no ``key=value``, names no field (answered with a suggestion) or has a wrong type;
+            the recipe or the file does not exist; a value is out of its range.
+    """
+    given = dict(_split(argument) for argument in arguments)
+    file_path = given.pop("config", None)
+    file_values = {} if file_path is None else _read_toml(Path(file_path))
+    recipe = str(given.get("recipe", file_values.get("recipe", DEFAULT_RECIPE)))
+    layers: dict[str, Mapping[str, Any]] = {
+        f"recipe {recipe}": {} if recipe.lower() == "none" else recipe_values(recipe),
+        f"{file_path}": file_values,
+        "command line": {key: chz.blueprint.Castable(value) for key, value in given.items()},
+    }
+    blueprint = chz.Blueprint(Config).apply({"recipe": recipe})
+    for origin, values in layers.items():
+        for key, value in values.items():
+            _check_setting(origin, key, value)
+        blueprint = blueprint.apply(dict(values))
+    config = blueprint.make()
+    if config.backend == "auto":
+        config = chz.replace(config, backend="tinker" if environ.get("TINKER_API_KEY") else "local")
+    _check(config)
+    return config
+
+
+def recipe_values(recipe: str) -> dict[str, Any]:
+    """The configuration values of ``orchestrator/recipes/<recipe>.toml``, under dotted names.
+
+    Raises:
+        ConfigError: there is no such recipe; the message lists those that exist.
+    """
+    path = RECIPES / f"{recipe}.toml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in RECIPES.glob("*.toml")))
+        raise ConfigError(f"recipe={recipe}: no recipe has that name; there are: {known}")
+    return _read_toml(path)
+
+
+def _check_setting(origin: str, key: str, value: Any) -> None:
+    """Every field has a default, so one setting can be tried alone, and the error is known to be its own."""
+    if key not in field_drifts():
+        close = difflib.get_close_matches(key, field_drifts(), n=1)
+        advice = f"did you mean {close[0]}?" if close else "`python -m orchestrator run --help` lists them"
+        raise ConfigError(f"{origin}: there is no field {key}; {advice}")
+    try:
+        chz.Blueprint(Config).apply({key: value}).make()
+    except (chz.blueprint.InvalidBlueprintArg, TypeError) as error:
+        shown = value.value if isinstance(value, chz.blueprint.Castable) else repr(value)
+        raise ConfigError(f"{origin}: {key}={shown}: expected {_expected(key)}") from error
+
+
+def _expected(key: str) -> str:
+    owner, _, attribute = key.rpartition(".")
+    return _words(get_type_hints(LocalConfig if owner else Config)[attribute])
+
+
+def _words(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(str, get_args(hint)))}"
+    if isinstance(hint, UnionType):
+        return " or ".join(_words(part) for part in get_args(hint))
+    return "names separated by commas" if get_origin(hint) is tuple else _TYPES[hint]
+
+
+def _split(argument: str) -> tuple[str, str]:
+    key, separator, value = argument.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"argument {argument!r}: expected key=value, e.g. log_path=runs/first")
+    return key, value
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    """The file's values under dotted names; TOML arrays become tuples and whole numbers may stand for fractions."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        nested = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
+        flat |= {name: tuple(item) if isinstance(item, list) else item for name, item in nested.items()}
+    return flat
+
+
+def _check(config: Config) -> None:
+    """Refuses values that could only fail later.
+
+    Raises:
+        ConfigError: naming field, value and what is expected.
+    """
+    if not config.agent:
+        raise ConfigError("agent: expected module:attribute of an @agl.rollout function, e.g. agent=my_agents:solve")
+    at_least = {
+        2: ("group_size",),  # rewards are compared within a group
+        1: (
+            "batch_size",
+            "n_epochs",
+            "max_batches",
+            "max_tokens",
+            "eval_group_size",
+            "concurrency",
+            "max_no_progress_batches",
+            "num_epochs",
+            "num_substeps",
+            "max_attempts",
+        ),
+        0: (
+            "lora_rank",
+            "max_retries",
+            "eval_every",
+            "save_every",
+            "rolling_save_every",
+            "learning_rate",
+            "temperature",
+            "eval_temperature",
+            "kl_penalty_coef",
+            "kl_discount_factor",
+            "grace_seconds",
+            "gateway_port",
+        ),
+    }
+    for least, names in at_least.items():
+        for name in names:
+            value = getattr(config, name)
+            if value is not None and not value >= least:
+                raise ConfigError(f"{name}={value}: expected at least {least}")
+    for name in ("rollout_timeout_seconds", "backend_timeout_seconds", "state_timeout_seconds"):
+        if not getattr(config, name) > 0:
+            raise ConfigError(f"{name}={getattr(config, name)}: expected more than 0")
+    if not 0 <= config.val_fraction < 1:
+        raise ConfigError(f"val_fraction={config.val_fraction}: expected at least 0 and less than 1")
+    unknown = set(config.allow_drift) - set(field_drifts()) - {"dataset"}
+    if unknown:
+        raise ConfigError(f"allow_drift={','.join(sorted(unknown))}: no such field; `dataset` allows changed tasks")
