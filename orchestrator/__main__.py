@@ -2,7 +2,6 @@
 
 import os
 import sys
-import threading
 
 from orchestrator.cli import main
 
@@ -10,12 +9,11 @@ from orchestrator.cli import main
 def run_command() -> None:
     """Carries out the command line and ends the process with its exit code."""
     code = main()
-    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
-        # An agent started threads and left them. All is on disk; the interpreter would wait for them for ever.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is on disk. The interpreter's own end would take seconds to take the libraries apart, and would wait for ever
+    # for a thread that an agent started and left.
+    os._exit(code)
 
 
 if __name__ == "__main__":

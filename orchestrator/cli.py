@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator import __version__
 from orchestrator.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, OrchestratorError
-from orchestrator.reporting.redaction import Redactor
+from orchestrator.redaction import Redactor
 
 EXIT_CODES = "exit codes: 0 finished; 1 failed, resumable; 2 usage or configuration error, nothing started; 3 refused \
 (drift, damage, lock); 130 or 143 interrupted, resumable"
@@ -62,7 +62,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
     journal = commands.add_parser("journal", help="the story of a run, from its journal")
     journal.add_argument("log_path", type=Path)
-    journal.add_argument("--follow", action="store_true", help="go on printing as the run goes on")
+    journal.add_argument("--follow", action="store_true", help="go on printing until the run is finished")
     journal.add_argument("--json", action="store_true", help="the records as they are stored")
     journal.add_argument("--batch", type=int, metavar="N", help="only records of batch N")
     journal.set_defaults(command=_journal)

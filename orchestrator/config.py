@@ -122,10 +122,10 @@ class Config:
     eval_every: int = _operational(20, "batches between evaluations; 0: never. The final weights always are, unless 0")
     save_every: int = _operational(20, "batches between checkpoints of sampler, weights and optimizer; 0: none")
     rolling_save_every: int = _operational(5, "batches between rolling checkpoints (weights and optimizer); 0: none")
-    ttl_seconds: int | None = _operational(
-        604_800, "lifetime of checkpoints and samplers but the final; None: for ever"
+    ttl_seconds: int | None = _operational(604_800, "lifetime of what the service keeps, but the final; None: for ever")
+    rolling_ttl_seconds: int | None = _operational(
+        86_400, "lifetime of rolling checkpoints on the service; None: for ever"
     )
-    rolling_ttl_seconds: int | None = _operational(86_400, "lifetime of rolling checkpoints; None: for ever")
 
     # Operation
     gateway_port: int = _operational(0, "loopback port that agents call; 0: any free one")

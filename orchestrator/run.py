@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import structlog
-from rich.console import Console
 
 from orchestrator.backends.service import Backend, make_backend
 from orchestrator.compose import Rendering, load_rendering, open_resources
@@ -21,6 +20,7 @@ from orchestrator.config import Config, flatten
 from orchestrator.context import Recorder, StateContext
 from orchestrator.errors import (
     EXIT_FINISHED,
+    DriftError,
     InterruptedRunError,
     JournalWriteError,
     OrchestratorError,
@@ -35,7 +35,7 @@ from orchestrator.journal.plan import make_plan
 from orchestrator.journal.records import Kind, Record
 from orchestrator.journal.recovery import RunState
 from orchestrator.machine import StateMachine
-from orchestrator.reporting.logs import RunLogging, configure_logging
+from orchestrator.reporting.logs import PatientConsole, RunLogging, configure_logging
 from orchestrator.reporting.metrics import MetricRows, has_final_row
 from orchestrator.reporting.summarize import summarize
 from orchestrator.reporting.summary import summary_panel
@@ -82,7 +82,7 @@ class _Process:
 
     def __init__(self, config: Config, tasks: TaskSets, batches: TaskBatches, agent: Any, seams: Seams) -> None:
         self._config = config
-        self._log_path = Path(config.log_path)
+        self._log_path = Path(config.log_path).absolute()  # an agent may change the working directory
         self._tasks = tasks
         self._batches = batches
         self._agent = agent
@@ -95,7 +95,7 @@ class _Process:
             stack.enter_context(self._stop.handled())
             stack.enter_context(RunLock.acquire(self._log_path))
             journal = stack.enter_context(Journal(self._log_path, observer=self._seams.observer))
-            console = Console(stderr=True)
+            console = PatientConsole(stderr=True)
             logs = configure_logging(self._log_path, level=self._config.log_level, console=console)
             stack.enter_context(closing(logs))
             if journal.torn is not None:
@@ -110,10 +110,8 @@ class _Process:
                 rendering = await self._unless_stopped(load_rendering(self._config, backend))
                 self._take_up(journal, drift)
                 logs.bind(run_id=journal.run.run_id)
-                plan = make_plan(journal.run, self._log_path)
-                console.print("\n".join(plan.lines()), highlight=False)
                 await self._drive_journaled(journal, logs, backend, rendering)
-            console.print(summary_panel(summarize(journal.records, journal.run, self._log_path)))
+            console.print(summary_panel(summarize(journal.records, journal.run, Path(self._config.log_path))))
         return EXIT_FINISHED
 
     def _nothing_to_do(self, run: RunState) -> bool:
@@ -125,6 +123,11 @@ class _Process:
             _require_unused(self._log_path)
             return []
         drift = check_drift(journal.run, self._config, self._tasks.fingerprint())
+        if self._batches.num_batches < journal.run.batch:
+            raise DriftError(
+                f"{self._log_path}: batch {journal.run.batch} is reached, and the configuration asks for "
+                f"{self._batches.num_batches} batches: give n_epochs and max_batches that reach at least as far"
+            )
         check_attempts(journal.run, self._config)
         return drift
 
@@ -168,6 +171,7 @@ class _Process:
             journal.append(Kind.PROCESS_STOPPED, reason=reason, batch=run.batch, state=run.state, error=error)
 
         try:
+            logs.console.print("\n".join(make_plan(journal.run, self._log_path).lines()), highlight=False)
             await self._drive(journal, logs, backend, rendering)
             journal.append(Kind.RUN_FINISHED, batches=journal.run.num_batches)
             stopped("finished", None)

@@ -7,9 +7,13 @@ from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+import structlog
+
 from orchestrator.errors import EXIT_INTERRUPTED, StopRequested
 
 WorkT = TypeVar("WorkT")
+
+log = structlog.get_logger(__name__)
 
 
 class StopSignal:
@@ -65,5 +69,9 @@ class StopSignal:
         if self.event.is_set() and number is signal.SIGINT:
             # Everything acknowledged is on disk already; whoever presses Ctrl-C twice does not want to wait.
             os._exit(EXIT_INTERRUPTED)
+        if not self.event.is_set():
+            log.warning(
+                "stopping as soon as what is under way allows, within grace_seconds; Ctrl-C again stops at once"
+            )
         self.received = self.received or number
         self.event.set()

@@ -17,7 +17,8 @@ async def body(context: StateContext) -> StateResult:
     """Publishes, then deletes the sampler of the batch before, which no resume can need any more.
 
     Raises:
-        NoProgressError: the last ``max_no_progress_batches`` batches of this process gave no optimizer step.
+        NoProgressError: the last ``max_no_progress_batches`` batches of this process gave no optimizer step, or all
+            rollouts of the whole run failed.
     """
     _require_progress(context)
     published = await context.resources.publisher.serve(context.run, recorder=context.recorder)
@@ -33,16 +34,27 @@ async def body(context: StateContext) -> StateResult:
 
 
 def _require_progress(context: StateContext) -> None:
-    without = context.run.no_progress_batches
-    if without < context.config.max_no_progress_batches or context.batch == context.num_batches:
-        return  # once all batches are trained there is nothing left to save by stopping
-    last = context.run.batches[context.batch - 1].results
+    run, config = context.run, context.config
+    if context.batch == context.num_batches:
+        # Nothing is left to save by stopping, but a run whose rollouts all failed must not pass for a success.
+        played = [facts.results[State.ROLLOUT] for batch, facts in run.batches.items() if batch < context.batch]
+        if any(result["outcomes"]["succeeded"] for result in played):
+            return
+        found = f"not one rollout of all {context.num_batches} batches succeeded"
+        advice = "once the cause is mended, start a new run in another log_path"
+    else:
+        if run.no_progress_batches < config.max_no_progress_batches:
+            return
+        found = (
+            f"{run.no_progress_batches} batches in a row gave no optimizer step "
+            f"(max_no_progress_batches={config.max_no_progress_batches})"
+        )
+        advice = "once the cause is mended the same command resumes with the next batch"
+    last = run.batches[context.batch - 1].results
+    rollouts = context.log_path / last[State.ROLLOUT]["file"]
     raise NoProgressError(
-        f"batch {context.batch - 1}: {without} batches in a row gave no optimizer step "
-        f"(max_no_progress_batches={context.config.max_no_progress_batches}). The last one: "
-        f"{last[State.TRAIN_STEP]['reason']}. First error: {last[State.ROLLOUT]['first_error'] or 'none'}. See "
-        f"{context.log_path / last[State.ROLLOUT]['file']}; once the cause is mended the same command resumes with "
-        "the next batch"
+        f"batch {context.batch - 1}: {found}. The last one: {last[State.TRAIN_STEP]['reason']}. First error: "
+        f"{last[State.ROLLOUT]['first_error'] or 'none'}. {rollouts} has all of them; {advice}"
     )
 
 

@@ -10,6 +10,7 @@ batches since are redone, then this one from its stored datums. Crash after the 
 """
 
 from orchestrator.context import StateContext, StateResult
+from orchestrator.errors import SideFileDamagedError
 from orchestrator.journal.durable import sha256_of
 from orchestrator.names import State
 from orchestrator.rollouts.outcomes import read_rollouts
@@ -51,15 +52,20 @@ async def body(context: StateContext) -> StateResult:
 
 async def _stored_step(context: StateContext, training_batch: TrainingBatch) -> TrainStepInput:
     """The step as an earlier attempt stored it, or made and stored now: what is sent is always what is on disk."""
-    if not datum_path(context.log_path, context.batch).exists():
-        step = await prepare_step(
-            context.config,
-            context.resources.service,
-            training_batch,
-            batch=context.batch,
-            schedule_batches=context.run.schedule_batches,
-        )
-        store(context.log_path, step)
+    if datum_path(context.log_path, context.batch).exists():
+        try:
+            return load(context.log_path, context.batch)
+        except SideFileDamagedError as error:
+            # Nothing that has survived was trained on it, so it may be made again from the same rollouts.
+            context.log.warning("the stored datums of this batch are damaged and made again", error=str(error))
+    step = await prepare_step(
+        context.config,
+        context.resources.service,
+        training_batch,
+        batch=context.batch,
+        schedule_batches=context.run.schedule_batches,
+    )
+    store(context.log_path, step)
     return load(context.log_path, context.batch)
 
 

@@ -124,9 +124,9 @@ def _child_main(child: Child) -> None:
     # Imported already, in the fork server: this only names what is there. The tests themselves do not import it.
     from orchestrator.backends.service import Backend, make_backend
     from orchestrator.config import Config
-    from orchestrator.settings import load_config
     from orchestrator.errors import OrchestratorError
     from orchestrator.run import Seams, run_to_end
+    from orchestrator.settings import load_config
     from orchestrator.testing import LedgerService
 
     _enter(child.folder, "output.txt", "output.txt")

@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from processes import fixture_d, run_child
 
 from orchestrator.journal.log import read_journal
@@ -42,3 +43,11 @@ def test_every_due_evaluation_happens_once_whatever_is_killed(tmp_path: Path) ->
         if line["request"] == "sample"
     )
     assert set(calls.values()) == {1}
+
+
+@pytest.mark.parametrize("point", ["append:before:run_finished", "append:after:run_finished"])
+def test_the_row_of_the_final_evaluation_is_written_once_whatever_is_killed(tmp_path: Path, point: str) -> None:
+    settings = ("agent=troubled:untroubled", "val_dataset=troubled:VAL_TASKS", "max_batches=1")
+    assert run_child(fixture_d(tmp_path, *settings, observer=KillAt(point))) == -9
+    assert run_child(fixture_d(tmp_path, *settings)) == 0
+    assert [row["step"] for row in outcome_of_run(tmp_path / "run")["metrics"]] == [0, 1]

@@ -47,13 +47,21 @@ def test_a_run_whose_rollouts_all_fail_stops_with_the_counts_and_the_error_and_g
     assert (run.batch, run.state) == (2, State.PUBLISH_MODEL)
     assert run.last_stop is not None
     told = child.output[child.output.index("orchestrator: ") :]
-    for part in ("2 batches in a row", "2 failed", "000001-train-0000-000: failed (RuntimeError)", "the same command"):
+    for part in (
+        "2 batches in a row",
+        "2 failed",
+        "000001-train-0000-000: failed (RuntimeError at troubled.py:",
+        "the same command",
+    ):
         assert part in told
     written = child.output + "".join((child.log_path / name).read_text() for name in ("log.jsonl", "journal.jsonl"))
     assert "CANARY-77" not in written
 
-    assert run_child(child) == 0
-    assert [row["rollout/failed"] for row in outcome_of_run(child.log_path)["metrics"][:3]] == [4, 4, 4]
+    assert run_child(child) == 1
+    assert [row["rollout/failed"] for row in outcome_of_run(child.log_path)["metrics"]] == [4, 4, 4]
+    told = child.output[child.output.rindex("orchestrator: ") :]
+    assert "not one rollout of all 3 batches succeeded" in told
+    assert "another log_path" in told
 
 
 def test_a_rollout_that_sleeps_for_ever_is_timed_out_and_holds_up_nothing(tmp_path: Path) -> None:
@@ -93,3 +101,8 @@ def test_a_state_that_fails_three_times_is_not_entered_a_fourth(tmp_path: Path, 
     assert run_child(fixture_d(tmp_path, "max_attempts=4")) == 0
     assert outcome_of_run(tmp_path / "run") == uninterrupted
     assert json.loads((tmp_path / "run" / "config.json").read_text())["max_attempts"] == 4
+
+
+def test_an_agent_that_changes_the_working_directory_changes_nothing_else(tmp_path: Path) -> None:
+    assert run_child(fixture_d(tmp_path, "agent=troubled:wandering", "max_batches=2")) == 0
+    assert read_journal(tmp_path / "run").run.finished

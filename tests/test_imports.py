@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FLOORS = (
-    ("orchestrator", "orchestrator.names", "orchestrator.errors", "orchestrator.recipes"),
+    ("orchestrator", "orchestrator.names", "orchestrator.errors", "orchestrator.redaction", "orchestrator.recipes"),
     ("orchestrator.config",),
     ("orchestrator.settings",),
     ("orchestrator.journal", "orchestrator.backends"),

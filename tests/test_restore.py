@@ -100,7 +100,7 @@ def test_a_lost_checkpoint_costs_the_batches_since_the_one_before_and_a_run_with
     datums.rename(aside)
     requests = [line for line in read_ledger(child.ledger) if line["request"] != "get_weights_info_by_tinker_path"]
     assert run_child(fixture_d(tmp_path, "save_every=1")) == 3
-    assert "batches [0] are missing" in child.output
+    assert "the stored datums of batch 0 are missing" in child.output
     asked = [line for line in read_ledger(child.ledger) if line["request"] != "get_weights_info_by_tinker_path"]
     assert asked == requests
 

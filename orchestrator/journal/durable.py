@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import stat
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -109,6 +110,14 @@ class LineFile:
         with self._guard:
             if self._closed_because is not None:
                 raise JournalWriteError(f"{self.path}: takes no more lines: {self._closed_because}")
+            status = os.fstat(self._descriptor)
+            found_bytes = status.st_size
+            if stat.S_ISREG(status.st_mode) and found_bytes != self._size_bytes:
+                self._close("another process has written to it")
+                raise JournalWriteError(
+                    f"{self.path}: has {found_bytes} bytes, expected {self._size_bytes}: another process writes to it. "
+                    "Stop the other one, then run the same command again"
+                )
             try:
                 _write_whole(self._descriptor, data)
             except BaseException as error:  # an interrupt here leaves the line in doubt as well

@@ -17,8 +17,9 @@ LOCK_NAME = "lock"
 class RunLock:
     """The right to write in a run directory: one process at a time has it, and death gives it back.
 
-    The lock belongs to the open file ``log_path/lock`` (``flock``), so not even SIGKILL leaves it behind; what the file
-    says, pid and host, only serves the other process's message. Child processes never hold it.
+    The lock belongs to the opened directory itself (``flock``), so not even SIGKILL leaves it behind, and deleting a
+    file does not give it away. The file ``lock`` says who holds it, for the other process's message. Child processes
+    never hold it.
     """
 
     PATIENCE_SECONDS = 0.2
@@ -42,13 +43,13 @@ class RunLock:
         path = log_path / LOCK_NAME
         try:
             make_folder(log_path)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            descriptor = os.open(log_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise ConfigError(f"log_path={log_path}: {error}; give a directory that can be made and written") from error
         try:
             _flock_patiently(descriptor, cls.PATIENCE_SECONDS)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+            with open(path, "wb", opener=lambda name, flags: os.open(name, flags, FILE_MODE)) as file:
+                file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
         except BlockingIOError as error:
             os.close(descriptor)
             raise LockedError(
@@ -57,22 +58,23 @@ class RunLock:
         except OSError as error:
             os.close(descriptor)
             raise ConfigError(
-                f"{path}: cannot be locked: {error}; give a log_path on a local disk with free space"
+                f"{log_path}: cannot be locked: {error}; give a log_path on a local disk with free space"
             ) from error
         return cls(path, descriptor)
 
     @staticmethod
     def holder(log_path: Path) -> str | None:
         """Who works on ``log_path``, e.g. ``process 41 on ada``; None: nobody does. Takes nothing from anybody."""
-        path = log_path / LOCK_NAME
-        if not path.exists():
+        if not log_path.is_dir():
             return None
-        with path.open("rb") as file:
-            try:
-                # Shared and given back at once; a process that starts meanwhile is patient for longer than that.
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return _holder(path)
+        descriptor = os.open(log_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # Shared and given back at once; a process that starts meanwhile is patient for longer than that.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _holder(log_path / LOCK_NAME)
+        finally:
+            os.close(descriptor)
         return None
 
     def release(self) -> None:

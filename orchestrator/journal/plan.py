@@ -77,7 +77,7 @@ class Plan:
         if self.checkpoint is None:
             restored = "those the run began with"
         else:
-            expiry = f", expires {self.checkpoint.expires_at}" if self.checkpoint.expires_at else ""
+            expiry = f", expires {self.checkpoint.expires_at[:19]}Z" if self.checkpoint.expires_at else ""
             restored = (
                 f"checkpoint {self.checkpoint.name} ({_count(self.checkpoint.batch, 'batch', 'es')} trained{expiry})"
             )

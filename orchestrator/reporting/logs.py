@@ -20,7 +20,7 @@ from rich.logging import RichHandler
 from rich.text import Text
 from structlog.typing import EventDict, WrappedLogger
 
-from orchestrator.reporting.redaction import Redactor
+from orchestrator.redaction import Redactor
 
 LOG_FILE = "log.jsonl"
 CONTEXT_FIELDS = ("run_id", "batch", "state", "attempt", "journal_seq")
@@ -28,8 +28,25 @@ CONTEXT_FIELDS = ("run_id", "batch", "state", "attempt", "journal_seq")
 
 OWN_LOGGERS = ("orchestrator", "states", "__main__")
 # These write a line a model call at INFO: the log would grow with the tokens.
-TALKATIVE_LOGGERS = ("httpx", "httpcore", "openai", "LiteLLM", "LiteLLM Proxy", "LiteLLM Router", "uvicorn.access")
+TALKATIVE_LOGGERS = (
+    "httpx",
+    "httpx2",
+    "httpcore",
+    "openai",
+    "LiteLLM",
+    "LiteLLM Proxy",
+    "LiteLLM Router",
+    "uvicorn.access",
+)
 LEVEL_STYLES = {"debug": "dim", "info": "green", "warning": "yellow", "error": "bold red", "critical": "bold red"}
+
+
+class PatientConsole(Console):
+    """A console whose reader may go away: the run goes on, without being shown."""
+
+    def on_broken_pipe(self) -> None:
+        """Shows nothing more; rich's own would end the process."""
+        self.quiet = True
 
 
 class RunLogging:
@@ -120,6 +137,8 @@ class RunLogging:
         """One line's fields in their order, as JSON values without secrets; runs in the thread that logs."""
         record: logging.LogRecord = event.pop("_record")
         del event["_from_structlog"]
+        if record.name.partition(".")[0] not in OWN_LOGGERS:
+            event = _without_quotes(record, event)
         event = dict(structlog.processors.format_exc_info(_logger, _method, event))
         narrow = structlog.contextvars.get_contextvars()
         context = {key: value for key, value in self._context.items() if value is not None or key not in narrow}
@@ -204,6 +223,17 @@ class _ConsoleHandler(logging.Handler):
             self._console.print(
                 Text(f"a line of {record.name} cannot be shown ({type(error).__name__})"), soft_wrap=True
             )
+
+
+def _without_quotes(record: logging.LogRecord, event: EventDict) -> EventDict:
+    """Of another library's line, the first line and the type of its exception: the rest may quote a prompt.
+
+    asyncio, for one, tells of a task that an agent forgot with the whole message of its exception.
+    """
+    info = record.exc_info
+    kind = {"exception_type": info[0].__name__} if info and info[0] else {}
+    rest = {key: value for key, value in event.items() if key not in {"exc_info", "exception"}}
+    return {**rest, "event": str(event.get("event", "")).partition("\n")[0], **kind}
 
 
 def _render(_logger: WrappedLogger, _method: str, event: EventDict) -> str:

@@ -54,19 +54,23 @@ class MetricRows:
     def __init__(self, log_path: Path, run: RunState) -> None:
         """Makes the file equal the journal's rows: a torn, missing, doubled or foreign row is put right first."""
         path = log_path / FILE_NAME
-        expected = [_line(row) for row in journaled_rows(run)]
-        if LineFile.read_lines(path) != expected:
-            write_durably(path, "".join(f"{line}\n" for line in expected).encode())
+        rows = journaled_rows(run)
+        expected = "".join(f"{_line(row)}\n" for row in rows).encode()
+        if not path.exists() or path.read_bytes() != expected:
+            write_durably(path, expected)
+        self._steps = {row["step"] for row in rows}
         self._file = LineFile(path)
 
     def write(self, run: RunState, batch: int) -> dict[str, Any]:
-        """Appends the row of ``batch`` durably and returns it.
+        """Appends the row of ``batch`` durably, unless the file has it, and returns it.
 
         Raises:
             JournalWriteError: the row could not be written.
         """
         row = metric_row(run, batch)
-        self._file.append(_line(row))
+        if batch not in self._steps:
+            self._file.append(_line(row))
+            self._steps.add(batch)
         return row
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from rich.text import Text
 RECENT_BATCHES = 10
 """How many batches' durations the estimate of the remaining time is the mean of."""
 REWARD = "rollout/reward_mean"
+UNSUCCESSFUL = ("rollout/failed", "rollout/timed_out", "rollout/empty", "rollout/invalid")
 
 
 class Progress:
@@ -110,6 +111,9 @@ class Progress:
             self._reward = float(reward)
         if batch < self._num_batches:
             parts.append("no reward" if reward is None else f"reward {_number(reward)}")
+        unsuccessful = sum(int(value) for name in UNSUCCESSFUL if isinstance(value := metrics.get(name), int | float))
+        if unsuccessful:
+            parts.append(f"{unsuccessful} rollouts did not succeed")
         parts += [
             f"{name} {_number(value)}"
             for name, value in metrics.items()

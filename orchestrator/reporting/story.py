@@ -103,7 +103,7 @@ _RESULTS: Mapping[State, Callable[[Mapping[str, Any]], str]] = {
 
 
 def follow_records(log_path: Path) -> Iterator[Record]:
-    """The records of the journal of ``log_path``, those that are there and then those that come, for ever.
+    """The records of the journal of ``log_path``, those that are there and then those that come, until it is finished.
 
     Raises:
         JournalDamagedError: a record cannot be trusted.
@@ -113,7 +113,9 @@ def follow_records(log_path: Path) -> Iterator[Record]:
     while True:
         found_bytes = (log_path / JOURNAL_NAME).stat().st_size
         if found_bytes != size_bytes:
-            records = read_journal(log_path).records
-            yield from records[told:]
-            told, size_bytes = len(records), found_bytes
+            reading = read_journal(log_path)
+            yield from reading.records[told:]
+            told, size_bytes = len(reading.records), found_bytes
+            if reading.run.finished and not reading.run.running:
+                return
         time.sleep(FOLLOW_SECONDS)

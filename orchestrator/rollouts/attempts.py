@@ -2,16 +2,20 @@
 
 import math
 import re
+import sysconfig
 import traceback
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
+from orchestrator.redaction import Redactor
 from orchestrator.rollouts.outcomes import Outcome, RolloutKey, Turn
 
 MAX_MESSAGE_CHARACTERS = 500
 MAX_FRAMES = 8
+NOT_THE_AGENTS = (sysconfig.get_path("stdlib"), str(Path(__file__).parent), "<")
+"""How the file names of frames begin that are the standard library's, the runners' or no file's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,7 @@ class AttemptResult:
     """None where there is none, or where it is not finite."""
     turns: tuple[Turn, ...]
     error: str | None
+    """None when succeeded. Where the agent raised: ``<type> at <file>:<line>: <message> ...``, as of ``classify``."""
 
 
 class Runner(Protocol):
@@ -91,15 +96,25 @@ def _reward(value: Any, rewards: Rewards) -> tuple[float | None, str | None]:
 
 
 def _describe(error: BaseException) -> str:
-    """Type, shortened message and innermost frames of the error and of its cause.
+    """Type, the agent's line, shortened message and innermost frames of the error, and of its cause.
 
-    Never locals, and none of the ids and addresses that differ between two runs of the same rollout.
+    Never locals or secrets, and none of the ids and addresses that differ between two runs of the same rollout.
     """
-    message = re.sub(r"https?://[^\s'\"]*/rollout/[^/\s]+/attempt/[^/\s'\"]+", "<llm.endpoint>", str(error))
+    message = Redactor()(str(error))
+    message = re.sub(r"https?://[^\s'\"]*/rollout/[^/\s]+/attempt/[^/\s'\"]+", "<llm.endpoint>", message)
     message = re.sub(r"\b0x[0-9a-f]{6,}\b", "0x...", message)
     if len(message) > MAX_MESSAGE_CHARACTERS:
         message = f"{message[:MAX_MESSAGE_CHARACTERS]}..."
-    frames = traceback.extract_tb(error.__traceback__)[-MAX_FRAMES:]
-    where = "; ".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames)
-    described = f"{type(error).__name__}: {message} ({where})"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = "; ".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames[-MAX_FRAMES:])
+    described = f"{type(error).__name__}{_agents_line(frames)}: {message} ({where})"
     return described if error.__cause__ is None else f"{described}, caused by {_describe(error.__cause__)}"
+
+
+def _agents_line(frames: traceback.StackSummary) -> str:
+    """Where in the agent's own code it happened, as `` at <file>:<line>``; empty where none of it took part."""
+    for frame in reversed(frames):
+        installed = {"site-packages", "dist-packages"} & set(Path(frame.filename).parts)
+        if not installed and not frame.filename.startswith(NOT_THE_AGENTS):
+            return f" at {Path(frame.filename).name}:{frame.lineno}"
+    return ""

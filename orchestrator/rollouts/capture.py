@@ -72,7 +72,10 @@ class Capture:
             return None if attempt is None else attempt.key
 
     def begin(self, rollout_id: str, attempt_id: str, prompt_tokens: Sequence[int]) -> Call | None:
-        """Counts a call in and gives its seed; None when no such attempt is under way."""
+        """Counts a call in and gives its seed; None when no such attempt is under way.
+
+        ``record`` or ``abandon`` must follow, and counts it out.
+        """
         prompt = tuple(prompt_tokens)
         with self._lock:
             attempt = self._attempts.get((rollout_id, attempt_id))
@@ -95,6 +98,13 @@ class Capture:
             attempt.in_flight -= 1
             attempt.turns += [(call.prompt_tokens, call.repeat, sample, turn) for sample, turn in enumerate(turns)]
             return True
+
+    def abandon(self, call: Call) -> None:
+        """Counts out a call of which nothing is recorded, so that those after it do not seem to overlap with it."""
+        with self._lock:
+            attempt = self._attempts.get((call.rollout_id, call.attempt_id))
+            if attempt is not None:
+                attempt.in_flight -= 1
 
     def collect(self, rollout_id: str, attempt_id: str) -> tuple[Turn, ...]:
         """The attempt's turns, which are then forgotten: later calls and turns of it are refused."""

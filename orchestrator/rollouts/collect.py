@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence, Set
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,18 @@ from typing import Any, Literal
 
 import structlog
 
-from orchestrator.errors import SideFileDamagedError, StateFailedError
+from orchestrator.errors import StateFailedError
 from orchestrator.journal.durable import LineFile, write_durably
 from orchestrator.rollouts.attempts import Runner
-from orchestrator.rollouts.outcomes import Mode, Outcome, RolloutKey, StoredRollout
+from orchestrator.rollouts.outcomes import (
+    Mode,
+    Outcome,
+    RolloutKey,
+    StoredRollout,
+    check_lines,
+    kind_of_error,
+    task_sha256,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -76,13 +84,16 @@ class Collector:
         without sealing the file. Cancelling abandons what is under way; whole lines only are stored either way.
 
         Raises:
-            SideFileDamagedError: ``path`` holds a line that is no rollout of this state, or one attempt twice.
+            SideFileDamagedError: ``path`` holds a line that is no rollout of this state or of another task than the
+                one in ``tasks``, or one attempt twice.
             StateFailedError: ``on_failure`` is ``stop`` and a rollout did not succeed.
             JournalWriteError: the file cannot be written.
         """
         keys = [RolloutKey(batch, mode, group, member) for group in range(len(tasks)) for member in range(group_size)]
+        task_sha256s = [task_sha256(task) for task in tasks]
         with LineFile(path) as lines, ThreadPoolExecutor(1, "rollouts") as writer:
-            state = _Collection(batch, mode, len(keys), _read(path, lines.lines, set(keys)), lines, writer, on_progress)
+            stored = check_lines(path, lines.lines, set(keys), task_sha256s)
+            state = _Collection(batch, mode, len(keys), stored, lines, writer, on_progress)
             on_progress(state.progress())
             pending = deque(key for key in keys if not state.finished(key))
 
@@ -92,6 +103,7 @@ class Collector:
                     await self._finish(key, tasks[key.group], resources_id, state, stop)
 
             await _all_or_none([work() for _ in range(min(self._concurrency, len(pending)))])
+        state.log_failures()
         rollouts = state.in_order()
         if state.num_finished == len(keys):
             await asyncio.to_thread(_seal, path, rollouts)
@@ -116,19 +128,15 @@ class Collector:
                 reward=result.reward,
                 turns=result.turns,
                 error=result.error,
+                task_sha256=task_sha256(task),
             )
             await state.store(rollout)
-            # The error may quote a prompt: it is in the stored line, and only its kind is logged.
-            facts = {"rollout": str(key), "attempt": attempt, "seconds": round(time.monotonic() - began, 3)}
-            if succeeded:
-                log.debug("rollout finished", outcome=result.outcome.value, **facts)
-            else:
-                log.warning("rollout did not succeed", outcome=result.outcome.value, last=rollout.last, **facts)
+            state.log_attempt(rollout, seconds=round(time.monotonic() - began, 3))
             if given_up and self._stop_on_failure:
                 raise StateFailedError(
-                    f"rollout {key}, attempt {attempt}: {result.outcome}: {result.error}. on_failure=stop ends the run "
-                    f"here; {state.path} holds every attempt. Mend the agent and run the same command again, or set "
-                    "on_failure=drop_member."
+                    f"rollout {key}, attempt {attempt}: {kind_of_error(rollout)}. on_failure=stop ends the run here; "
+                    f"{state.path} has the whole error and every attempt. Mend the agent and run the same command "
+                    "again, or set on_failure=drop_member."
                 )
             attempt += 1
 
@@ -155,6 +163,7 @@ class _Collection:
         self._outcomes = {outcome.value: 0 for outcome in Outcome}
         self._reward_sum = 0.0
         self._sampled_tokens = 0
+        self._warned = False
         for rollout in stored:
             self._count(rollout)
 
@@ -177,6 +186,23 @@ class _Collection:
         self._count(rollout)
         self._on_progress(self.progress())
 
+    def log_attempt(self, rollout: StoredRollout, *, seconds: float) -> None:
+        """At debug, but the first failure as the one warning that shows its kind: the others are likely of the same."""
+        facts = {"rollout": str(rollout.key), "attempt": rollout.attempt, "seconds": seconds}
+        if rollout.outcome is Outcome.SUCCEEDED:
+            log.debug("rollout finished", outcome=rollout.outcome.value, **facts)
+            return
+        write = log.debug if self._warned else log.warning
+        self._warned = True
+        write("rollout did not succeed", error=kind_of_error(rollout), last=rollout.last, file=str(self.path), **facts)
+
+    def log_failures(self) -> None:
+        """One warning with the counts, where a finished rollout did not succeed."""
+        num_failed = self.num_finished - self._outcomes[Outcome.SUCCEEDED]
+        if num_failed:
+            counts = {outcome: count for outcome, count in self._outcomes.items() if count}
+            log.warning(f"{num_failed} of {self.num_finished} rollouts did not succeed", file=str(self.path), **counts)
+
     def progress(self) -> CollectProgress:
         num_succeeded = self._outcomes[Outcome.SUCCEEDED]
         return CollectProgress(
@@ -198,31 +224,6 @@ class _Collection:
             self._outcomes[rollout.outcome] += 1
             if rollout.outcome is Outcome.SUCCEEDED and rollout.reward is not None:
                 self._reward_sum += rollout.reward
-
-
-def _read(path: Path, lines: Sequence[str], keys: Set[RolloutKey]) -> list[StoredRollout]:
-    """The rollouts that ``lines`` hold.
-
-    Raises:
-        SideFileDamagedError: naming path and line.
-    """
-    advice = "Nothing was changed. Restore the file from a copy, or remove it to run all of its rollouts again"
-    stored: dict[tuple[RolloutKey, int], StoredRollout] = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            rollout = StoredRollout.from_json(line)
-        except (ValueError, KeyError, TypeError) as error:
-            raise SideFileDamagedError(f"{path}, line {number}: not a stored rollout ({error!r}). {advice}") from error
-        if rollout.key not in keys:
-            raise SideFileDamagedError(
-                f"{path}, line {number}: rollout {rollout.key} is none of this batch's {len(keys)} rollouts. {advice}"
-            )
-        if (rollout.key, rollout.attempt) in stored:
-            raise SideFileDamagedError(
-                f"{path}, line {number}: attempt {rollout.attempt} of rollout {rollout.key} is stored twice. {advice}"
-            )
-        stored[rollout.key, rollout.attempt] = rollout
-    return list(stored.values())
 
 
 def _seal(path: Path, rollouts: Sequence[StoredRollout]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import secrets
 import socket
 from typing import Any
@@ -21,6 +22,7 @@ from orchestrator.rollouts.compat import (
 from orchestrator.rollouts.provider import Policy, Provider
 
 HOST = "127.0.0.1"
+LOOPBACK = (HOST, "localhost")
 MODEL = "policy"
 RESOURCE = "main_llm"
 """Under this name agents that are classes find the model in their resources."""
@@ -56,12 +58,13 @@ class Gateway:
         return self._key
 
     async def start(self) -> None:
-        """Listens, and makes sure that what answers is this gateway.
+        """Listens, and makes sure that what answers is this gateway; agents then reach it past any ``HTTP_PROXY``.
 
         Raises:
             GatewayError: the port is held by another process, which shows at once, or the proxy does not come up.
         """
         self._port = _claimable_port(self._port)
+        bypass_proxies()
         compat.silence_litellm()
         compat.allow_restart()
         compat.set_master_key(self._key)
@@ -132,6 +135,20 @@ class Gateway:
         names = [model["id"] for model in ours.json()["data"]]
         if names != [MODEL]:
             raise RuntimeError(f"another server answers there (it serves {names})")
+
+
+def bypass_proxies() -> None:
+    """Adds the loopback addresses to ``NO_PROXY`` and ``no_proxy`` of this process and its children.
+
+    The clients of agents obey ``HTTP_PROXY``, and a proxy elsewhere cannot reach this machine's loopback. Clients
+    differ in which of the two names they read, so both get the entries of both.
+    """
+    names = ("NO_PROXY", "no_proxy")
+    entries = [entry.strip() for name in names for entry in os.environ.get(name, "").split(",")]
+    # A star means every host, but to some clients only where it stands alone.
+    value = "*" if "*" in entries else ",".join(dict.fromkeys([*filter(None, entries), *LOOPBACK]))
+    for name in names:
+        os.environ[name] = value
 
 
 def _bearer(key: str) -> dict[str, Any]:

@@ -4,19 +4,28 @@ A stored rollout holds no clock and no random identifier, so the same run stores
 killed on the way.
 """
 
+import hashlib
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
+from zlib import crc32
 
 from orchestrator.errors import SideFileDamagedError
 from orchestrator.journal.durable import LineFile, sha256_of
 from orchestrator.names import batch_name
 
 Mode = Literal["train", "eval"]
+
+TASK_SHA256_CHARACTERS = 16
+_CRC_SUFFIX = re.compile(r',"crc":"([0-9a-f]{8})"}')
+_CRC_SUFFIX_CHARACTERS = len(',"crc":"00000000"}')
+_RAISED = re.compile(r"\w+( at [^:]+:\d+)?(?=: )")
+"""How the error of a failed rollout begins: the exception's type and the agent's line, without its message."""
 
 
 class Outcome(StrEnum):
@@ -84,7 +93,9 @@ class StoredRollout:
     """None where there is none, or where it is not finite."""
     turns: tuple[Turn, ...]
     error: str | None = None
-    """What went wrong, without prompts or completions; None when succeeded."""
+    """What went wrong; None when succeeded. An exception's message may quote a prompt: tell ``kind_of_error``."""
+    task_sha256: str = ""
+    """``task_sha256`` of the task that was played; empty where the task is not known."""
 
     @property
     def sampled_tokens(self) -> int:
@@ -92,17 +103,27 @@ class StoredRollout:
         return sum(len(turn.sampled_tokens) for turn in self.turns)
 
     def to_json(self) -> str:
-        """The stored line, without its newline: strict JSON."""
+        """The stored line, without its newline: strict JSON.
+
+        Its last field ``crc`` is the CRC-32, as 8 hexadecimal digits, of the line's bytes without that field.
+        """
         fields = asdict(self)
-        return json.dumps({**fields.pop("key"), **fields}, allow_nan=False, separators=(",", ":"))
+        body = json.dumps({**fields.pop("key"), **fields}, allow_nan=False, separators=(",", ":"))
+        return f'{body[:-1]},"crc":"{crc32(body.encode()):08x}"}}'
 
     @classmethod
     def from_json(cls, line: str) -> "StoredRollout":
         """The rollout that ``to_json`` wrote.
 
         Raises:
-            ValueError, KeyError, TypeError: the line is not such a rollout.
+            ValueError, KeyError, TypeError: the line is not such a rollout, or was changed since it was written.
         """
+        body, suffix = line[:-_CRC_SUFFIX_CHARACTERS] + "}", line[-_CRC_SUFFIX_CHARACTERS:]
+        stored = _CRC_SUFFIX.fullmatch(suffix)
+        if stored is None:
+            raise ValueError("it does not end in its crc")
+        if int(stored[1], 16) != crc32(body.encode()):
+            raise ValueError(f"its crc is {stored[1]}, but its content gives {crc32(body.encode()):08x}")
         fields: dict[str, Any] = json.loads(line)
         return cls(
             key=RolloutKey(fields["batch"], fields["mode"], fields["group"], fields["member"]),
@@ -121,7 +142,13 @@ class StoredRollout:
                 for turn in fields["turns"]
             ),
             error=fields["error"],
+            task_sha256=fields["task_sha256"],
         )
+
+
+def task_sha256(task: Any) -> str:
+    """By which a stored rollout knows its task again: the first 16 hexadecimal characters, whatever the keys' order."""
+    return hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest()[:TASK_SHA256_CHARACTERS]
 
 
 def count_outcomes(rollouts: Sequence[StoredRollout]) -> dict[str, int]:
@@ -135,22 +162,28 @@ def count_outcomes(rollouts: Sequence[StoredRollout]) -> dict[str, int]:
 def totals(rollouts: Sequence[StoredRollout]) -> dict[str, Any]:
     """What the journal keeps of a state's rollouts: outcomes of the finished, tokens of all attempts, the first error.
 
-    An exception's message may quote a prompt, so of the first error only the place and the kind are told; the stored
-    line has it whole.
+    Of the first error only the place and the kind are told; the stored line has it whole.
     """
     failed = [rollout for rollout in rollouts if rollout.last and rollout.outcome is not Outcome.SUCCEEDED]
     return {
         "outcomes": count_outcomes([rollout for rollout in rollouts if rollout.last]),
         "sampled_tokens": sum(rollout.sampled_tokens for rollout in rollouts),
         "prompt_tokens": sum(len(turn.prompt_tokens) for rollout in rollouts for turn in rollout.turns),
-        "first_error": f"{failed[0].key}: {failed[0].outcome} ({_kind_of_error(failed[0])})" if failed else None,
+        "first_error": f"{failed[0].key}: {kind_of_error(failed[0])}" if failed else None,
     }
 
 
-def _kind_of_error(rollout: StoredRollout) -> str:
-    """The exception's type where the agent raised; the whole error otherwise, whose words are this program's own."""
+def kind_of_error(rollout: StoredRollout) -> str:
+    """The outcome and why, e.g. ``failed (KeyError at my_agent.py:8)``, fit for the journal, the log and the console.
+
+    An exception's message may quote a prompt, so where the agent raised only the type and the place are told; every
+    other error is told whole, because its words are this program's own.
+    """
     error = rollout.error or "no error was stored"
-    return error.partition(":")[0] if rollout.outcome is Outcome.FAILED else error
+    if rollout.outcome is Outcome.FAILED:
+        raised = _RAISED.match(error)
+        error = raised[0] if raised else "of an unknown kind"
+    return f"{rollout.outcome} ({error})"
 
 
 def rollout_path(log_path: Path, batch: int, mode: Mode) -> Path:
@@ -173,3 +206,37 @@ def read_rollouts(path: Path, *, sha256: str) -> list[StoredRollout]:
             "restore it from a backup"
         )
     return [StoredRollout.from_json(line) for line in LineFile.read_lines(path)]
+
+
+def check_lines(
+    path: Path, lines: Sequence[str], keys: Set[RolloutKey], task_sha256s: Sequence[str]
+) -> list[StoredRollout]:
+    """The rollouts that ``lines`` of an unfinished file hold, each of ``keys`` and of its group's task.
+
+    Raises:
+        SideFileDamagedError: naming path and line.
+    """
+    advice = "Nothing was changed. Restore the file from a copy, or remove it to run all of its rollouts again"
+    stored: dict[tuple[RolloutKey, int], StoredRollout] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            rollout = StoredRollout.from_json(line)
+        except (ValueError, KeyError, TypeError) as error:
+            raise SideFileDamagedError(f"{path}, line {number}: not a stored rollout ({error!r}). {advice}") from error
+        if rollout.key not in keys:
+            raise SideFileDamagedError(
+                f"{path}, line {number}: rollout {rollout.key} is none of this batch's {len(keys)} rollouts. {advice}"
+            )
+        expected = task_sha256s[rollout.key.group]
+        if rollout.task_sha256 != expected:
+            raise SideFileDamagedError(
+                f"{path}, line {number}: rollout {rollout.key} played the task of sha256 {rollout.task_sha256!r}, but "
+                f"the batch's is now {expected!r}. Nothing was changed. Go back to the old tasks (dataset, seed, "
+                "shuffle), or delete the file to sample the batch again"
+            )
+        if (rollout.key, rollout.attempt) in stored:
+            raise SideFileDamagedError(
+                f"{path}, line {number}: attempt {rollout.attempt} of rollout {rollout.key} is stored twice. {advice}"
+            )
+        stored[rollout.key, rollout.attempt] = rollout
+    return list(stored.values())

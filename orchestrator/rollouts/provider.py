@@ -98,14 +98,20 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
         call = self._capture.begin(rollout_id, attempt_id, prompt.to_ints())
         if call is None:
             raise _not_under_way(rollout_id, attempt_id)
-        response = await self._sample(policy, prompt, sampling, call)
-        replies = [self._reply(sequence, sampling.stop) for sequence in response.sequences]
-        turns = [
-            Turn(call.prompt_tokens, reply.tokens, reply.logprobs, policy.policy_version, reply.stop_reason)
-            for reply in replies
-        ]
-        # Recorded before the reply leaves: an agent never holds a turn that the run does not.
-        if not self._capture.record(call, turns):
+        recorded = False
+        try:
+            response = await self._sample(policy, prompt, sampling, call)
+            replies = [self._reply(sequence, sampling.stop) for sequence in response.sequences]
+            turns = [
+                Turn(call.prompt_tokens, reply.tokens, reply.logprobs, policy.policy_version, reply.stop_reason)
+                for reply in replies
+            ]
+            # Recorded before the reply leaves: an agent never holds a turn that the run does not.
+            recorded = self._capture.record(call, turns)
+        finally:
+            if not recorded:
+                self._capture.abandon(call)
+        if not recorded:
             raise _not_under_way(rollout_id, attempt_id)
         return _completion(call, replies)
 

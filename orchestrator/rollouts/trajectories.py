@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Literal
@@ -21,7 +22,7 @@ from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
 from tinker_cookbook.utils.misc_utils import all_same
 
 from orchestrator.errors import StateFailedError
-from orchestrator.rollouts.outcomes import Outcome, StoredRollout, Turn, count_outcomes
+from orchestrator.rollouts.outcomes import Outcome, StoredRollout, Turn, count_outcomes, kind_of_error, rollout_path
 
 OnFailure = Literal["drop_member", "drop_group", "stop"]
 
@@ -59,11 +60,12 @@ class TrainingBatch:
         """Why there is nothing to train on; None where there is something."""
         if self.datums:
             return None
-        counts = self.counts
-        return (
-            f"no group to learn from: {counts.constant} with equal rewards, {counts.failed} failed, "
-            f"{counts.too_small} with a single valid member"
-        )
+        groups = {
+            "with equal rewards": self.counts.constant,
+            "failed": self.counts.failed,
+            "with a single valid member": self.counts.too_small,
+        }
+        return "no group to learn from: " + ", ".join(f"{count} {why}" for why, count in groups.items() if count)
 
 
 def form_training_batch(
@@ -169,9 +171,11 @@ def _refuse_failures(members: Sequence[StoredRollout]) -> None:
     failures = [rollout for rollout in members if rollout.outcome is not Outcome.SUCCEEDED]
     if failures:
         first = failures[0]
+        path = rollout_path(Path(), first.key.batch, first.key.mode)
         raise StateFailedError(
             f"{len(failures)} of {len(members)} rollouts did not succeed and on_failure=stop; the first is "
-            f"{first.key}: {first.outcome}: {first.error}. Mend its cause, or start a run with on_failure=drop_member"
+            f"{first.key}: {kind_of_error(first)}; {path} in the run directory has the whole error. Mend its cause, "
+            "or start a run with on_failure=drop_member"
         )
 
 

@@ -57,7 +57,7 @@ class CheckpointLedger:
 
     async def save_sampler(self, client: TrainingClient, *, batch: int, num_batches: int) -> str:
         """Saves the weights that ``batch`` is sampled with, and returns their path."""
-        ttl_seconds = None if batch == num_batches else self._config.ttl_seconds
+        ttl_seconds = None if batch == num_batches else self._lifetime(self._config.ttl_seconds)
         name = batch_name(batch)
         request = client.save_weights_for_sampler_async(name, ttl_seconds, self._user_metadata)
         return await self._saved_path(client, request, section="sampler_weights", name=name)
@@ -70,7 +70,8 @@ class CheckpointLedger:
         """
         # The batch is part of every name: an extended run saves a second final checkpoint, which is another one.
         name = batch_name(batch) if kind in {"initial", "periodic"} else f"{batch_name(batch)}-{kind}"
-        ttl_seconds = {"rolling": self._config.rolling_ttl_seconds, "final": None}.get(kind, self._config.ttl_seconds)
+        lifetimes = {"rolling": self._config.rolling_ttl_seconds, "final": None}
+        ttl_seconds = self._lifetime(lifetimes.get(kind, self._config.ttl_seconds))
         metadata = self._user_metadata | {"batch": str(batch)}
         request = client.save_state_async(name, ttl_seconds, user_metadata=metadata)
         state_path = await self._saved_path(client, request, section="weights", name=name)
@@ -83,6 +84,10 @@ class CheckpointLedger:
             sampler_path=None if kind == "rolling" else sampler_path,
             expires_at=None if expires_at is None else expires_at.isoformat(),
         )
+
+    def _lifetime(self, ttl_seconds: int | None) -> int | None:
+        """Files on the user's own disk do not expire: a run taken up again after a holiday needs them."""
+        return None if self._config.backend == "local" else ttl_seconds
 
     async def newest_live(
         self, run: RunState, *, at_most_batch: int, recorder: CheckpointRecorder

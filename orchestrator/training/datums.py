@@ -13,6 +13,8 @@ from orchestrator.errors import SideFileDamagedError
 from orchestrator.journal.durable import sha256_of, write_durably
 from orchestrator.names import batch_name
 
+ADVICE = "restore the file from a backup; without it the batches since the last checkpoint cannot be redone"
+
 
 @dataclass(frozen=True, slots=True)
 class TrainStepInput:
@@ -57,8 +59,21 @@ def store(log_path: Path, step: TrainStepInput) -> str:
     lines = [header, *(_datum_to_json(datum) for datum in step.datums)]
     text = "".join(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n" for line in lines)
     path = datum_path(log_path, step.batch)
-    write_durably(path, zstandard.ZstdCompressor(level=3).compress(text.encode()))
+    write_durably(path, zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text.encode()))
     return sha256_of(path)
+
+
+def check(log_path: Path, batch: int, *, sha256: str | None) -> None:
+    """Looks at the stored train step of ``batch`` without decoding it.
+
+    Raises:
+        SideFileDamagedError: the file is missing, or does not have the journaled ``sha256`` (None: any).
+    """
+    path = datum_path(log_path, batch)
+    if not path.exists():
+        raise SideFileDamagedError(f"{path}: the stored datums of batch {batch} are missing; {ADVICE}")
+    if sha256 is not None and (found := sha256_of(path)) != sha256:
+        raise SideFileDamagedError(f"{path}: sha256 is {found}, the journal says {sha256}; {ADVICE}")
 
 
 def load(log_path: Path, batch: int, *, sha256: str | None = None) -> TrainStepInput:
@@ -68,18 +83,17 @@ def load(log_path: Path, batch: int, *, sha256: str | None = None) -> TrainStepI
         SideFileDamagedError: the file is missing, does not have the journaled ``sha256``, or does not decode.
     """
     path = datum_path(log_path, batch)
-    advice = "restore the file from a backup; without it the batches since the last checkpoint cannot be redone"
-    if not path.exists():
-        raise SideFileDamagedError(f"{path}: the stored datums of batch {batch} are missing; {advice}")
-    if sha256 is not None and (found := sha256_of(path)) != sha256:
-        raise SideFileDamagedError(f"{path}: sha256 is {found}, the journal says {sha256}; {advice}")
+    check(log_path, batch, sha256=sha256)
     try:
         with zstandard.ZstdDecompressor().stream_reader(path.read_bytes()) as reader:
             header, *rows = (json.loads(line) for line in io.TextIOWrapper(reader, encoding="utf-8"))
         header["orders"] = tuple(tuple(order) for order in header["orders"])
-        return TrainStepInput(**header, datums=tuple(_datum_from_json(row) for row in rows))
+        step = TrainStepInput(**header, datums=tuple(_datum_from_json(row) for row in rows))
     except (zstandard.ZstdError, ValueError, KeyError, TypeError) as error:
-        raise SideFileDamagedError(f"{path}: cannot be decoded ({type(error).__name__}: {error}); {advice}") from error
+        raise SideFileDamagedError(f"{path}: cannot be decoded ({type(error).__name__}: {error}); {ADVICE}") from error
+    if step.batch != batch:
+        raise SideFileDamagedError(f"{path}: holds the datums of batch {step.batch}, expected {batch}; {ADVICE}")
+    return step
 
 
 def _datum_to_json(datum: tinker.Datum) -> dict[str, Any]:

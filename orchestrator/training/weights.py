@@ -19,7 +19,7 @@ from orchestrator.errors import UnrecoverableError
 from orchestrator.journal.recovery import RunState
 from orchestrator.names import INITIAL_STATE, State
 from orchestrator.training.checkpoints import CheckpointLedger, CheckpointRecorder
-from orchestrator.training.datums import TrainStepInput, datum_path, load
+from orchestrator.training.datums import TrainStepInput, check, load
 
 log = structlog.get_logger(__name__)
 
@@ -102,12 +102,22 @@ class TrainedWeights:
         """Refuses a resume that could not get its weights back, before anything is spent.
 
         Raises:
-            UnrecoverableError: see ``at_batch``.
+            UnrecoverableError, SideFileDamagedError: see ``at_batch``.
         """
         if (run.batch, run.state) == (0, INITIAL_STATE):
             return
-        if await self._ledger.newest_live(run, at_most_batch=run.batch + 1, recorder=recorder) is None:
+        checkpoint = await self._ledger.newest_live(run, at_most_batch=run.batch + 1, recorder=recorder)
+        if checkpoint is None:
             self._require_base(run)
+        else:
+            self._require_datums(run, checkpoint.batch)
+
+    def _require_datums(self, run: RunState, first_batch: int) -> None:
+        """Checks what would be redone from ``first_batch`` on against the journal's sha256."""
+        for batch, facts in run.batches.items():
+            step = facts.results.get(State.TRAIN_STEP)
+            if batch >= first_batch and step is not None and not step["skipped"]:
+                check(self._log_path, batch, sha256=step["sha256"])
 
     async def _restore(self, run: RunState, batch: int, recorder: CheckpointRecorder) -> None:
         checkpoint = await self._ledger.newest_live(run, at_most_batch=batch, recorder=recorder)
@@ -128,18 +138,7 @@ class TrainedWeights:
                 f"from load_checkpoint_path={self._config.load_checkpoint_path} is not redone from it. Start a new run "
                 "in another log_path, or restore one of the checkpoints named in checkpoints.jsonl"
             )
-        steps = {batch: facts.results.get(State.TRAIN_STEP) for batch, facts in run.batches.items()}
-        missing = [
-            batch
-            for batch, step in steps.items()
-            if step is not None and not step["skipped"] and not datum_path(self._log_path, batch).exists()
-        ]
-        if missing:
-            raise UnrecoverableError(
-                f"{self._log_path}: batch {run.batch}: no checkpoint is alive on the backend, and the stored datums of "
-                f"batches {missing} are missing, so the run cannot be redone from the base model. Restore datums/ from "
-                "a backup, or start a new run in another log_path"
-            )
+        self._require_datums(run, 0)
 
     async def _reply(self, request: Awaitable[ResultT], what: str) -> ResultT:
         return await reply_within(self._config.backend_timeout_seconds, request, what)

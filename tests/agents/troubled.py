@@ -1,6 +1,7 @@
 """Agents of one call to the model, most of which fail, hang or learn nothing after it."""
 
 import asyncio
+import os
 import time
 from typing import Any
 
@@ -60,4 +61,12 @@ async def one_fails_first(task: str, llm: agl.LLM, rollout: Any) -> float:
     reward = await ask(task, llm)
     if (rollout.metadata["rollout_key"], rollout.metadata["attempt"]) == (CHOSEN, 0):
         raise ConnectionError("the first attempt fails as planned")
+    return reward
+
+
+@agl.rollout
+async def wandering(task: str, llm: agl.LLM) -> float:
+    """Changes the working directory of the whole process."""
+    reward = await ask(task, llm)
+    os.chdir("/")
     return reward

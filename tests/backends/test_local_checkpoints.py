@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,66 @@ def test_a_deleted_checkpoint_is_gone_and_cannot_be_deleted_twice(tmp_path: Path
         with pytest.raises(tinker.NotFoundError, match="run/weights/x"):
             refused(path)
     assert list((tmp_path / "run/weights").iterdir()) == []
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip_a_bit(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink])
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
+def test_a_damaged_checkpoint_counts_as_gone_and_its_name_as_free(
+    tmp_path: Path, damage: Callable[[Path], None], file: str
+) -> None:
+    store = CheckpointStore(tmp_path)
+    arguments = {**ARGUMENTS, "optimizer_state": {"step": torch.tensor(3)}}
+    older = store.save("weights", "older", **arguments)
+    path = store.save("weights", "x", **arguments)
+    damage(tmp_path / "run/weights/x" / file)
+    reopened = CheckpointStore(tmp_path)
+    with pytest.raises(tinker.NotFoundError, match=f"damaged.*{file}"):
+        reopened.find(path)
+    assert reopened.find(older).weights()
+    assert reopened.save("weights", "x", **arguments) == path
+    assert torch.equal(reopened.find(path).weights()["a"], WEIGHTS["a"])
+    damage(tmp_path / "run/weights/x" / file)
+    reopened.delete(path)
+    assert [directory.name for directory in (tmp_path / "run/weights").iterdir()] == ["older"]
+
+
+@pytest.mark.parametrize("metadata", [None, b"", b'{"base_model": "tiny"', b"{}", b"[]", b"7", b"\xff"])
+def test_metadata_that_cannot_be_read_is_a_damaged_checkpoint_and_stops_nothing_else(
+    tmp_path: Path, metadata: bytes | None
+) -> None:
+    store = CheckpointStore(tmp_path)
+    kept, path = (store.save("weights", name, **ARGUMENTS) for name in ("kept", "x"))
+    file = tmp_path / "run/weights/x/metadata.json"
+    file.unlink()
+    if metadata is not None:
+        file.write_bytes(metadata)
+    (tmp_path / "run/weights/.unfinished-1").mkdir()
+    reopened = CheckpointStore(tmp_path)
+    assert {directory.name for directory in (tmp_path / "run/weights").iterdir()} == {"kept", "x"}
+    assert reopened.find(kept)
+    with pytest.raises(tinker.NotFoundError, match=r"damaged.*metadata\.json"):
+        reopened.find(path)
+    assert reopened.save("weights", "x", **ARGUMENTS) == path
+    assert reopened.find(path)
+
+
+def test_a_stray_file_among_the_checkpoints_is_none_of_them(tmp_path: Path) -> None:
+    path = CheckpointStore(tmp_path).save("weights", "x", **ARGUMENTS)
+    for place in ("run", "run/weights"):
+        (tmp_path / place / ".DS_Store").write_bytes(b"\0")
+    store = CheckpointStore(tmp_path)
+    assert store.find(path)
+    with pytest.raises(tinker.NotFoundError):
+        store.find(str(tmp_path / "run/weights/.DS_Store"))
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a b"])

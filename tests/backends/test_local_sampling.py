@@ -168,6 +168,14 @@ async def test_top_k_and_top_p_leave_only_the_likeliest(make_service: MakeServic
     assert len(sampled) > len(nucleus) / 2
 
 
+async def test_a_top_k_beyond_the_vocabulary_leaves_every_token(make_service: MakeService, llama: Path) -> None:
+    client = await sampler(make_service, llama)
+    unlimited, huge = await asyncio.gather(
+        *(draw(client, 3, max_tokens=8, seed=8, stop=[], top_k=top_k) for top_k in (-1, 2**63))
+    )
+    assert [sequence.tokens for sequence in huge] == [sequence.tokens for sequence in unlimited]
+
+
 async def test_sampling_ends_with_the_stop_and_includes_it(make_service: MakeService, llama: Path) -> None:
     client = await sampler(make_service, llama)
     tokenizer = client.get_tokenizer()

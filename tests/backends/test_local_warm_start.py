@@ -1,15 +1,23 @@
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tinker
 import torch
+from backends.service_factory import MakeService
+from tinker import types
 from tinker_cookbook import renderers
 
+from orchestrator.backends.local.clients import LocalSamplingClient
 from orchestrator.backends.local.model import AdapterSpec, LanguageModel, Policy, fingerprint
 from orchestrator.backends.local.sampling import compute_logprobs
+from orchestrator.backends.local.service import LocalServiceClient
 from orchestrator.backends.local.tiny import make_tokenizer, tiny_directory
 from orchestrator.backends.local.warm_start import WarmStart
+from orchestrator.config import LocalConfig
 from orchestrator.errors import ConfigError
 
 TRANSCRIPTS = [
@@ -65,6 +73,71 @@ def test_a_warm_start_teaches_the_assistants_replies_and_is_made_once(
     scores = compute_logprobs(Policy(model, AdapterSpec(0), {}), model.tokenizer.encode(text, add_special_tokens=False))
     assert [score for score in scores[-2:] if score is None or score < -0.2] == []
     assert 80_000 < sum(weight.numel() for weight in model.fresh_weights(AdapterSpec(0), 0).values()) < 120_000
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_cached_model_that_cannot_be_loaded_is_made_anew(tmp_path: Path, file: str) -> None:
+    directory = tiny_directory(tmp_path, None, num_threads=1)
+    identity = fingerprint(directory)
+    (directory / file).write_bytes(b"")
+    assert tiny_directory(tmp_path, None, num_threads=1) == directory
+    assert fingerprint(directory) == identity
+    assert LanguageModel(directory, name="tiny", dtype=torch.float32).tokenizer.encode("a")
+    assert list(tmp_path.iterdir()) == [directory]
+
+
+def test_a_made_model_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[int] = set()
+    fsync, rename = os.fsync, Path.rename
+    before_the_name: list[set[int]] = []
+
+    def note_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def note_rename(self: Path, target: Path) -> Path:
+        before_the_name.append(set(synced))
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(Path, "rename", note_rename)
+    directory = tiny_directory(tmp_path, None, num_threads=1)
+    assert {path.stat().st_ino for path in (directory, *directory.iterdir())} <= before_the_name[-1]
+    assert tmp_path.stat().st_ino in synced
+
+
+async def test_a_run_keeps_the_built_in_model_that_its_checkpoints_belong_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_steps(monkeypatch, 2)
+
+    def make(storage: Path, cache: Path, warm_start: str | None) -> LocalServiceClient:
+        options = LocalConfig(warm_start=warm_start)
+        return LocalServiceClient(storage, options=options, renderer_name="qwen3_instruct", cache=cache)
+
+    async def scores(sampler: LocalSamplingClient) -> list[float | None]:
+        return await sampler.compute_logprobs_async(types.ModelInput.from_ints([10, 11, 12]))
+
+    first = make(tmp_path / "local", tmp_path / "cache", f"{__name__}:transcripts")
+    client = await first.create_lora_training_client_async("tiny", rank=4)
+    path = (await (await client.save_state_async("a")).result_async()).path
+    expected = await scores(await first.create_sampling_client_async(path))
+    first.close()
+    shutil.move(tmp_path / "local", tmp_path / "moved")
+    monkeypatch.setattr("orchestrator.backends.local.tiny.version", lambda package: "99")
+    elsewhere = make(tmp_path / "moved", tmp_path / "empty-cache", None)
+    await elsewhere.create_training_client_from_state_with_optimizer_async(path)
+    assert await scores(await elsewhere.create_sampling_client_async(path)) == expected
+    elsewhere.close()
+    assert not (tmp_path / "empty-cache").exists()
+    assert sorted(directory.name for directory in (tmp_path / "moved").iterdir()) == ["base", "run"]
+
+
+async def test_a_kept_model_that_is_damaged_is_named(make_service: MakeService, tmp_path: Path) -> None:
+    await make_service().get_tokenizer_async("tiny")
+    (tmp_path / "local/base/tiny/model.safetensors").write_bytes(b"")
+    with pytest.raises(tinker.BadRequestError, match="local/base/tiny cannot be loaded"):
+        await make_service().get_tokenizer_async("tiny")
 
 
 def test_everything_that_decides_the_weights_is_in_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,25 @@ async def test_a_reply_cut_short_by_closing_is_never_taken_for_a_reply() -> None
         row.done.result(timeout=10)
 
 
+def test_only_the_row_that_fails_a_micro_batch_fails() -> None:
+    good, bad = [Waiting("a"), Waiting("a")], Waiting("a")
+    sizes: list[int] = []
+
+    def sample(rows: list[Waiting], gave_up: Callable[[], bool]) -> list[str]:
+        sizes.append(len(rows))
+        if bad in rows:
+            raise ValueError("mine")
+        return [row.key for row in rows]
+
+    worker: Worker[Waiting] = Worker(sample, rows=4, num_threads=1)
+    worker.submit_rows([good[0], bad, good[1]])
+    assert [row.done.result(timeout=10) for row in good] == ["a", "a"]
+    with pytest.raises(ValueError, match="mine"):
+        bad.done.result(timeout=10)
+    assert sizes == [3, 1, 1, 1]
+    worker.close()
+
+
 async def test_waiting_samples_share_micro_batches_and_training_goes_first() -> None:
     sizes: list[int] = []
     order: list[str] = []

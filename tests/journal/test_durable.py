@@ -305,3 +305,22 @@ def test_a_run_directory_that_cannot_be_is_a_usage_error(tmp_path: Path) -> None
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(ConfigError, match=r"log_path=.*file/run: .*give a directory"):
         RunLock.acquire(tmp_path / "file" / "run")
+
+
+def test_deleting_the_lock_file_does_not_give_the_run_away(tmp_path: Path) -> None:
+    with RunLock.acquire(tmp_path):
+        (tmp_path / "lock").unlink()
+        with pytest.raises(LockedError):
+            RunLock.acquire(tmp_path)
+        assert RunLock.holder(tmp_path) is not None
+    assert RunLock.holder(tmp_path) is None
+
+
+def test_a_line_is_refused_once_another_process_has_written_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    with LineFile(path) as ours, LineFile(path) as theirs:
+        ours.append("1")
+        theirs_failed = pytest.raises(JournalWriteError, match="another process")
+        with theirs_failed:
+            theirs.append("2")
+    assert path.read_text() == "1\n"

@@ -2,12 +2,12 @@
 
 import pytest
 
-from orchestrator.settings import RECIPES as FOLDER
 from orchestrator.config import flatten
-from orchestrator.settings import load_config, recipe_values
 from orchestrator.rollouts.agents import load_agent
 from orchestrator.rollouts.dataset import TaskBatches, load_tasks
 from orchestrator.rollouts.entry_points import load_attribute
+from orchestrator.settings import RECIPES as FOLDER
+from orchestrator.settings import load_config, recipe_values
 
 RECIPES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 

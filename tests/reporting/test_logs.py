@@ -18,8 +18,8 @@ import pytest
 import structlog
 from rich.console import Console
 
+from orchestrator.redaction import Redactor
 from orchestrator.reporting.logs import CONTEXT_FIELDS, RunLogging, configure_logging
-from orchestrator.reporting.redaction import Redactor
 
 SECRET = "tml-SECRET123"  # noqa: S105 - looks like one, on purpose
 

@@ -48,6 +48,19 @@ def test_turns_taken_one_after_another_keep_their_order_whatever_their_prompts()
     assert [taken.prompt_tokens for taken in capture.collect("r", "a")] == prompts
 
 
+def test_a_call_that_came_to_nothing_does_not_overlap_with_those_after_it() -> None:
+    capture = Capture(run_seed=7)
+    capture.register("r", "a", KEY, 0)
+    failed = capture.begin("r", "a", (7,))
+    assert failed is not None
+    capture.abandon(failed)
+    for index, prompt in enumerate([(9, 1), (1,)]):
+        call = capture.begin("r", "a", prompt)
+        assert call is not None
+        assert capture.record(call, [turn(prompt, index)])
+    assert [taken.prompt_tokens for taken in capture.collect("r", "a")] == [(9, 1), (1,)]
+
+
 def test_turns_in_flight_at_once_are_ordered_by_their_prompts_whatever_finished_first() -> None:
     prompts = [(1,), (1, 5, 2), (1, 5, 2, 6, 3), (9, 1)]
     collected = set()

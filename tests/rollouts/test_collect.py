@@ -2,16 +2,17 @@
 
 import asyncio
 import itertools
-import json
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import agentlightning as agl
 import openai
 import pytest
+import structlog
 
 from orchestrator.errors import SideFileDamagedError, StateFailedError
 from orchestrator.rollouts.attempts import AttemptResult
@@ -50,9 +51,8 @@ class PlannedRunner:
         turn = Turn((1, key.group), (5 + key.member, 2), (-0.25, -0.5), key.batch, "stop")
         if (key.group, key.member) in self.done:
             self.done[key.group, key.member].set()
-        return AttemptResult(
-            outcome, 0.5 if succeeded else None, (turn,), None if succeeded else f"{outcome} as planned"
-        )
+        error = None if succeeded else f"KeyError at my_agent.py:8: 'CANARY-77' ({outcome} as planned)"
+        return AttemptResult(outcome, 0.5 if succeeded else None, (turn,), error)
 
 
 async def collect(
@@ -165,12 +165,17 @@ async def test_what_is_complete_is_not_run_and_not_rewritten(path: Path) -> None
     assert identity(path) == before
 
 
-@pytest.mark.parametrize("damage", ["not json", "{}", "twice", "foreign"])
+@pytest.mark.parametrize("damage", ["not json", "{}", "twice", "foreign", "changed", "without crc"])
 async def test_a_damaged_line_is_refused_by_its_number_and_the_file_left_alone(path: Path, damage: str) -> None:
     await collect(PlannedRunner(), path)
     lines = read(path).decode().splitlines()
-    foreign = json.dumps({**json.loads(lines[0]), "group": 7})
-    lines[2] = {"twice": lines[0], "foreign": foreign}.get(damage, damage)
+    first = StoredRollout.from_json(lines[0])
+    foreign = replace(first, key=replace(first.key, group=7)).to_json()
+    changed = lines[2].replace('"reward":0.5', '"reward":0.6')
+    assert changed != lines[2]
+    without_crc = lines[2].partition(',"crc"')[0] + "}"
+    damaged = {"twice": lines[0], "foreign": foreign, "changed": changed, "without crc": without_crc}
+    lines[2] = damaged.get(damage, damage)
     write(path, "".join(f"{line}\n" for line in lines).encode())
     before = read(path)
     runner = PlannedRunner()
@@ -180,9 +185,40 @@ async def test_a_damaged_line_is_refused_by_its_number_and_the_file_left_alone(p
     assert read(path) == before
 
 
+async def test_a_batch_begun_with_other_tasks_is_refused_and_the_file_left_alone(path: Path) -> None:
+    tasks = [{"question": "a", "answer": 1}, {"question": "b", "answer": 2}]
+    await collect(PlannedRunner(), path, tasks=tasks)
+    before = read(path)
+    runner = PlannedRunner()
+    reordered = [{"answer": 1, "question": "a"}, tasks[1]]
+    assert len(await collect(runner, path, tasks=reordered)) == 4, "the order of keys makes no other task"
+    with pytest.raises(SideFileDamagedError, match=r"000003\.train\.jsonl, line 3: .*delete the file to sample"):
+        await collect(runner, path, tasks=[tasks[0], {"question": "b", "answer": 3}])
+    assert runner.ran == []
+    assert read(path) == before
+
+
+async def test_the_first_failure_warns_with_its_kind_the_end_with_counts_and_no_log_quotes_a_message(
+    path: Path,
+) -> None:
+    plan = {(group, member, 0): Outcome.FAILED for group in range(2) for member in range(2)}
+    del plan[0, 0, 0]
+    with structlog.testing.capture_logs() as logged:
+        await collect(PlannedRunner(plan), path, concurrency=1)
+    first, last = [entry for entry in logged if entry["log_level"] == "warning"]
+    assert (first["error"], first["file"]) == ("failed (KeyError at my_agent.py:8)", str(path))
+    assert (last["event"], last["failed"]) == ("3 of 4 rollouts did not succeed", 3)
+    assert "CANARY-77" not in str(logged)
+    assert b"CANARY-77" in read(path)
+
+
 async def test_on_failure_stop_ends_with_the_first_error_after_storing_it_and_a_resume_tries_again(path: Path) -> None:
-    with pytest.raises(StateFailedError, match=r"000003-train-0001-000.*failed as planned"):
+    with pytest.raises(
+        StateFailedError, match=r"000003-train-0001-000.*failed \(KeyError at my_agent\.py:8\)"
+    ) as stopped:
         await collect(PlannedRunner({(1, 0, 0): Outcome.FAILED}), path, on_failure="stop", concurrency=1)
+    assert str(path) in str(stopped.value)
+    assert "CANARY-77" not in str(stopped.value)
     stored = stored_in(path)
     assert [(r.outcome, r.last) for r in stored][-1] == (Outcome.FAILED, False)
     runner = PlannedRunner()

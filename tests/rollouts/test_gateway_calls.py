@@ -1,6 +1,8 @@
 """Laws of a call through the real proxy: what the agent asks is what is sampled, captured and answered."""
 
 import asyncio
+import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
@@ -174,6 +176,44 @@ async def test_a_failed_sampling_call_is_an_error_and_is_not_repeated_by_the_gat
     assert (await attempt.ask()).status_code == 500
     assert len(failing.calls) == 1
     assert attempt.turns() == ()
+
+
+async def test_turns_after_a_failed_sampling_call_keep_their_order(
+    attempt: Attempt, served: Any, saying: Callable[..., Any], decode: Callable[[Iterable[int]], str]
+) -> None:
+    await served.publish(saying("7", fail_calls=frozenset({0})))
+    assert (await attempt.ask()).status_code == 500
+    for content in ("z", "a"):
+        assert text_of(await attempt.ask(messages=[{"role": "user", "content": content}])) == "7"
+    asked = [decode(turn.prompt_tokens).split("\n")[1] for turn in attempt.turns()]
+    assert asked == ["z<|im_end|>", "a<|im_end|>"]
+
+
+async def test_agents_reach_the_gateway_past_a_proxy_that_does_not_answer(
+    attempt: Attempt, served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestrator.rollouts.gateway import bypass_proxies  # for start-up time, as in conftest
+
+    for name in ("NO_PROXY", "no_proxy"):
+        assert {"127.0.0.1", "localhost"} <= set(os.environ[name].split(",")), "the start of a gateway adds them"
+        monkeypatch.delenv(name)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        for name in ("HTTP_PROXY", "http_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{free.getsockname()[1]}")
+        monkeypatch.setenv("NO_PROXY", "internal.example")
+
+        async def ask() -> httpx.Response:
+            headers = {"Authorization": f"Bearer {served.gateway.key}"}
+            async with httpx.AsyncClient(base_url=served.gateway.address, headers=headers, timeout=20) as client:
+                attempt.http = client
+                return await attempt.ask()
+
+        with pytest.raises(httpx.ConnectError):
+            await ask()
+        bypass_proxies()
+        assert text_of(await ask()) == "7"
+    assert os.environ["NO_PROXY"] == os.environ["no_proxy"] == "internal.example,127.0.0.1,localhost"
 
 
 async def test_a_call_ends_under_the_version_it_began_with(

@@ -1,6 +1,9 @@
 """Laws of inline runners: every attempt ends in time, with its own reward and its own outcome."""
 
 import asyncio
+import json
+import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +17,7 @@ import pytest
 from orchestrator.errors import ConfigError
 from orchestrator.rollouts.agents import load_agent
 from orchestrator.rollouts.attempts import AttemptResult
-from orchestrator.rollouts.outcomes import Outcome, RolloutKey
+from orchestrator.rollouts.outcomes import Outcome, RolloutKey, StoredRollout, kind_of_error
 from orchestrator.testing import FakeSamplingClient
 
 rollout_agent: Callable[[Callable[..., Any]], Any] = agl.rollout
@@ -160,6 +163,29 @@ async def test_an_error_names_no_address_that_differs_between_runs(run: Any, ser
     first, second = (await run(agent)).error, (await run(agent)).error
     assert first == second
     assert "127.0.0.1" not in first
+
+
+async def test_an_error_begins_with_its_type_and_the_agents_own_line(run: Any) -> None:
+    @rollout_agent
+    def agent(task: Any, llm: agl.LLM) -> float:
+        return float(json.loads("no JSON")["reward"])
+
+    result = await run(agent)
+    stored = StoredRollout(KEY, 0, True, result.outcome, None, (), result.error)
+    assert re.fullmatch(r"failed \(JSONDecodeError at test_runners\.py:\d+\)", kind_of_error(stored))
+
+
+async def test_an_error_holds_no_value_of_a_secret_variable(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEARCH_API_KEY", "CANARY-secret-77")
+
+    @rollout_agent
+    def agent(task: Any, llm: agl.LLM) -> float:
+        cause = ConnectionError(f"refused CANARY-secret-77, {llm.api_key}")
+        raise RuntimeError("x" * 495 + os.environ["SEARCH_API_KEY"]) from cause
+
+    error = (await run(agent)).error
+    assert "refused [redacted], [redacted]" in error
+    assert "CANARY" not in error
 
 
 async def test_a_sleeping_async_agent_times_out_and_is_cancelled(run: Any) -> None:

@@ -24,7 +24,7 @@ def rollout(group: int, member: int, ending: Ending, turns: Sequence[Turn] = (TU
     """A member that ended with a reward, or without one in another outcome."""
     outcome = Outcome.SUCCEEDED if isinstance(ending, float) else ending
     reward = ending if isinstance(ending, float) else None
-    error = None if isinstance(ending, float) else "the tool broke"
+    error = None if isinstance(ending, float) else "KeyError at my_agent.py:8: the tool broke"
     return StoredRollout(RolloutKey(BATCH, "train", group, member), 0, True, outcome, reward, tuple(turns), error)
 
 
@@ -83,9 +83,11 @@ def test_drop_group_leaves_out_the_whole_group_of_a_failure() -> None:
     assert (batch.counts.kept, batch.counts.failed, batch.counts.members_dropped) == (1, 1, 0)
 
 
-def test_stop_names_the_first_failure_and_its_error() -> None:
-    with pytest.raises(StateFailedError, match=r"1 of 2 .*000003-train-0000-001: failed: the tool broke"):
+def test_stop_names_the_first_failure_its_kind_and_where_the_whole_error_is() -> None:
+    told = r"1 of 2 .*000003-train-0000-001: failed \(KeyError at my_agent\.py:8\); rollouts/000003\.train\.jsonl"
+    with pytest.raises(StateFailedError, match=told) as stopped:
         form(batch_of([1.0, Outcome.FAILED]), 2, on_failure="stop")
+    assert "the tool broke" not in str(stopped.value), "a message may quote a prompt"
 
 
 def test_a_single_valid_member_has_nothing_to_be_compared_with() -> None:

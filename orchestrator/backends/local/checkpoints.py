@@ -1,5 +1,6 @@
 """Saved weights on disk: written whole or not at all, with a lifetime, and tied to the base model they belong to."""
 
+import hashlib
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from typing import Literal
 
 import orjson
 import safetensors.torch
+import tinker
 from torch import Tensor
 
 from orchestrator.backends.local.model import AdapterSpec
@@ -38,6 +40,8 @@ class Metadata:
     expires_at: float | None
     """None: it stays until it is deleted."""
     user_metadata: Mapping[str, str]
+    sha256: Mapping[str, str]
+    """Of each tensor file's content, hexadecimal, by file name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class Checkpoint:
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """The saved optimizer state. Raises ``tinker.BadRequestError`` when it was saved for sampling only."""
-        if not (self.directory / _OPTIMIZER).exists():
+        if _OPTIMIZER not in self.metadata.sha256:
             raise bad_request(f"{self.path} holds no optimizer state: it can be loaded without optimizer only")
         return _load(self.directory / _OPTIMIZER)
 
@@ -68,15 +72,16 @@ class CheckpointStore:
 
     A checkpoint is a directory that appears by one rename after its files are on disk, so a killed process leaves
     either all of it or nothing under its name. One process writes a store at a time: the run directory's lock sees to
-    it. What has expired is gone for every purpose, and is removed when the store is opened.
+    it. What has expired is gone for every purpose, and is removed when the store is opened. What the disk has damaged
+    is not found either, so that an older checkpoint is taken; it is left for whoever wants to look at it.
     """
 
     def __init__(self, root: Path, *, now: Callable[[], float] = time.time) -> None:
         """Opens the store, clearing away what was left unfinished or has expired; ``now`` gives Unix seconds."""
         self._root = root
         self._now = now
-        for directory in [*root.glob("*/weights/*"), *root.glob("*/sampler_weights/*")]:
-            if directory.name.startswith(_UNFINISHED) or self._expired(_read_metadata(directory)):
+        for directory in root.glob(f"{MODEL_ID}/*weights/*/"):
+            if directory.name.startswith(_UNFINISHED) or self._has_expired(directory):
                 _remove(directory)
 
     def save(
@@ -96,7 +101,7 @@ class CheckpointStore:
         """Saves under ``name`` and gives the path.
 
         Raises:
-            tinker.ConflictError: the name is taken by a live checkpoint and not ``overwrite``.
+            tinker.ConflictError: the name is taken by a live, undamaged checkpoint and not ``overwrite``.
             tinker.BadRequestError: the name cannot be part of a path, or ``ttl_seconds`` is not positive.
         """
         if not _NAME.fullmatch(name):
@@ -105,8 +110,11 @@ class CheckpointStore:
             raise bad_request(f"checkpoint {name}: ttl_seconds={ttl_seconds}, expected more than 0 or None")
         target = self._root / MODEL_ID / kind / name
         path = f"local://{MODEL_ID}/{kind}/{name}"
-        if target.exists() and not overwrite and not self._expired(_read_metadata(target)):
+        if not overwrite and self._holds(path):
             raise conflict(f"{path} exists already: choose another name, adopt it, or overwrite", {"path": path})
+        files = {_MODEL: safetensors.torch.save(dict(weights))}
+        if optimizer_state is not None:
+            files[_OPTIMIZER] = safetensors.torch.save(dict(optimizer_state))
         created_at = self._now()
         metadata = Metadata(
             base_model=base_model,
@@ -115,38 +123,39 @@ class CheckpointStore:
             created_at=created_at,
             expires_at=None if ttl_seconds is None else created_at + ttl_seconds,
             user_metadata=dict(user_metadata or {}),
+            sha256={file: hashlib.sha256(content).hexdigest() for file, content in files.items()},
         )
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
         _write(unfinished / _METADATA, orjson.dumps(asdict(metadata), option=orjson.OPT_INDENT_2))
-        _write(unfinished / _MODEL, safetensors.torch.save(dict(weights)))
-        if optimizer_state is not None:
-            _write(unfinished / _OPTIMIZER, safetensors.torch.save(dict(optimizer_state)))
-        sync_directory(unfinished)
+        for file, content in files.items():
+            _write(unfinished / file, content)
+        sync(unfinished)
         if target.exists():
             _remove(target)
         unfinished.rename(target)
-        sync_directory(target.parent)
+        sync(target.parent)
         return path
 
     def find(self, path: str) -> Checkpoint:
         """The live checkpoint of a ``local://`` path, or of a checkpoint directory of this or another run.
 
         Raises:
-            tinker.NotFoundError: it was deleted, has expired or never was.
+            tinker.NotFoundError: it was deleted, has expired, is damaged or never was.
         """
-        directory = self._directory(path)
-        if not (directory / _METADATA).is_file():
-            raise not_found(
-                f"{path}: no such checkpoint (looked for {directory / _METADATA}); it may have been deleted"
-            )
-        metadata = _read_metadata(directory)
-        if self._expired(metadata):
-            raise not_found(f"{path} has expired: it was kept until {metadata.expires_at} (Unix seconds)")
-        return Checkpoint(path, directory, metadata)
+        checkpoint = self._find_unverified(path)
+        for file, expected in checkpoint.metadata.sha256.items():
+            try:
+                with (checkpoint.directory / file).open("rb") as content:
+                    found = hashlib.file_digest(content, "sha256").hexdigest()
+            except OSError as error:
+                raise _damaged(path, checkpoint.directory / file, error) from error
+            if found != expected:
+                raise _damaged(path, checkpoint.directory / file, f"sha256 {found}, expected {expected}")
+        return checkpoint
 
     def delete(self, path: str) -> None:
-        """Deletes a checkpoint of this store.
+        """Deletes a checkpoint of this store, damaged or not.
 
         Raises:
             tinker.NotFoundError: it is gone already.
@@ -154,7 +163,32 @@ class CheckpointStore:
         """
         if not _PATH.fullmatch(path):
             raise bad_request(f"{path}: only this run's own local:// checkpoints can be deleted")
-        _remove(self.find(path).directory)
+        _remove(self._find_unverified(path).directory)
+
+    def _find_unverified(self, path: str) -> Checkpoint:
+        directory = self._directory(path)
+        if not directory.is_dir():
+            raise not_found(f"{path}: no such checkpoint (looked for {directory}); it may have been deleted")
+        try:
+            metadata = _read_metadata(directory)
+        except (OSError, ValueError) as error:
+            raise _damaged(path, directory / _METADATA, error) from error
+        if self._expired(metadata):
+            raise not_found(f"{path} has expired: it was kept until {metadata.expires_at} (Unix seconds)")
+        return Checkpoint(path, directory, metadata)
+
+    def _holds(self, path: str) -> bool:
+        try:
+            self.find(path)
+        except tinker.NotFoundError:
+            return False
+        return True
+
+    def _has_expired(self, directory: Path) -> bool:
+        try:
+            return self._expired(_read_metadata(directory))
+        except (OSError, ValueError):  # damaged, or no checkpoint at all: whoever asks for it is told
+            return False
 
     def _directory(self, path: str) -> Path:
         match = _PATH.fullmatch(path)
@@ -164,9 +198,9 @@ class CheckpointStore:
         return metadata.expires_at is not None and metadata.expires_at <= self._now()
 
 
-def sync_directory(directory: Path) -> None:
-    """Makes renames in ``directory`` and its new entries durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Makes a file's content, or a directory's renames and new entries, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -186,8 +220,19 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _read_metadata(directory: Path) -> Metadata:
+    """Raises OSError or ValueError when it is missing or damaged."""
     fields = orjson.loads((directory / _METADATA).read_bytes())
-    return Metadata(**{**fields, "adapter": AdapterSpec(**fields["adapter"])})
+    try:
+        metadata = Metadata(**{**fields, "adapter": AdapterSpec(**fields["adapter"])})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected the fields of a checkpoint's metadata: {error!r}") from error
+    if _MODEL not in metadata.sha256:
+        raise ValueError(f"sha256 lists {sorted(metadata.sha256)}, expected {_MODEL} among them")
+    return metadata
+
+
+def _damaged(path: str, file: Path, reason: object) -> tinker.NotFoundError:
+    return not_found(f"{path} is damaged, so it counts as gone: {file}: {reason}; use an older checkpoint")
 
 
 def _remove(directory: Path) -> None:

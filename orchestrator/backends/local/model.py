@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.utils import logging as transformers_logging
@@ -47,9 +48,12 @@ class LanguageModel:
         self.dtype = dtype
         self.fingerprint = fingerprint(directory)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-        self._base: nn.Module = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, local_files_only=True, use_safetensors=True
-        )
+        try:
+            self._base: nn.Module = AutoModelForCausalLM.from_pretrained(
+                directory, dtype=dtype, local_files_only=True, use_safetensors=True
+            )
+        except SafetensorError as error:
+            raise ValueError(f"{directory}: a weight file is damaged: {error}") from error
         self._base.eval().requires_grad_(False)
         self._adapted: dict[AdapterSpec, nn.Module] = {}
         self.config: Any = self._base.config.get_text_config()

@@ -100,7 +100,7 @@ def check_request(
             prompt=tokens,
             max_tokens=max_tokens,
             temperature=params.temperature,
-            top_k=model.vocab_size if params.top_k == -1 else params.top_k,
+            top_k=model.vocab_size if params.top_k == -1 else min(params.top_k, model.vocab_size),
             top_p=params.top_p,
             stop_tokens=stop_tokens,
             stop_strings=stop_strings,

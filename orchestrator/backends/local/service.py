@@ -12,24 +12,29 @@ from orchestrator.backends.local.clients import LocalRestClient, LocalSamplingCl
 from orchestrator.backends.local.model import AdapterSpec, LanguageModel, Policy
 from orchestrator.backends.local.sampling import SampleRow, sample
 from orchestrator.backends.local.status_errors import bad_request
-from orchestrator.backends.local.tiny import default_cache, tiny_directory
+from orchestrator.backends.local.tiny import default_cache, keep_copy, tiny_directory
 from orchestrator.backends.local.training import Trainer
 from orchestrator.backends.local.warm_start import WarmStart
 from orchestrator.backends.local.worker import Worker
 from orchestrator.config import TINY, LocalConfig
+
+BASE = "base"
+"""Where, under its storage, a run keeps the built-in model that its checkpoints belong to."""
 
 
 class LocalServiceClient:
     """Makes the other clients. Models are loaded, or made, when first asked for, and then shared."""
 
     def __init__(self, storage: Path, *, options: LocalConfig, renderer_name: str, cache: Path | None = None) -> None:
-        """``storage`` keeps the run's checkpoints, ``cache`` (default: the user's) the built-in models.
+        """``storage`` keeps the run's checkpoints and, once made, its built-in model: all that a later process needs.
 
-        ``renderer_name`` is what the warm start's transcripts are rendered with. Starts the worker thread.
+        ``cache`` (default: the user's) spares other runs the making of the same model. ``renderer_name`` is what the
+        warm start's transcripts are rendered with. Starts the worker thread.
         """
         self._options = options
         self._renderer_name = renderer_name
         self._cache = cache or default_cache()
+        self._kept_tiny = storage / BASE / TINY
         self._store = CheckpointStore(storage)
         self._models: dict[str, LanguageModel] = {}
         rows = options.sample_batch_size
@@ -149,10 +154,15 @@ class LocalServiceClient:
             try:
                 self._models[name] = LanguageModel(directory, name=name, dtype=dtype)
             except (OSError, ValueError) as error:
-                raise bad_request(f"base_model={name}: cannot be loaded as a causal language model: {error}") from error
+                raise bad_request(
+                    f"base_model={name}: {directory} cannot be loaded as a causal language model: {error}"
+                ) from error
         return self._models[name]
 
     def _tiny(self) -> Path:
-        target = self._options.warm_start
-        warm_start = None if target is None else WarmStart.load(target, self._renderer_name)
-        return tiny_directory(self._cache, warm_start, num_threads=self._options.num_threads)
+        if not self._kept_tiny.is_dir():
+            target = self._options.warm_start
+            warm_start = None if target is None else WarmStart.load(target, self._renderer_name)
+            made = tiny_directory(self._cache, warm_start, num_threads=self._options.num_threads)
+            keep_copy(made, self._kept_tiny)
+        return self._kept_tiny

@@ -6,7 +6,7 @@ import os
 import shutil
 import string
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
+from orchestrator.backends.local.checkpoints import sync
 from orchestrator.backends.local.model import LanguageModel
 from orchestrator.backends.local.warm_start import WarmStart, warm_weights
 from orchestrator.config import TINY
@@ -63,7 +64,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_directory(cache: Path, warm_start: WarmStart | None, *, num_threads: int) -> Path:
-    """The directory of the built-in model, made first when ``cache`` does not hold it; a warm start takes seconds.
+    """The directory of the built-in model, made when ``cache`` holds none that loads; a warm start takes seconds.
 
     Its name is derived from everything that decides its weights. Several processes may make it at once: each makes its
     own copy, and the first to finish gives it the name.
@@ -79,19 +80,41 @@ def tiny_directory(cache: Path, warm_start: WarmStart | None, *, num_threads: in
     key = hashlib.sha256(json.dumps(decided_by, sort_keys=True).encode()).hexdigest()[:16]
     directory = cache / f"{TINY}-{key}"
     if directory.is_dir():
-        return directory
-    cache.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=cache))
+        try:
+            LanguageModel(directory, name=TINY, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            log.warning("built-in model is damaged, making it anew", directory=str(directory), error=str(error))
+            shutil.rmtree(directory)
+        else:
+            return directory
+    _publish(directory, lambda unfinished: _make(unfinished, warm_start))
+    log.info("built-in model made", directory=str(directory), warm_start=warm_start is not None)
+    return directory
+
+
+def keep_copy(model: Path, directory: Path) -> None:
+    """Copies a model to ``directory``, which appears at once, whole and on disk, unless it is there already."""
+    _publish(directory, lambda unfinished: shutil.copytree(model, unfinished, dirs_exist_ok=True))
+
+
+def _publish(directory: Path, make: Callable[[Path], object]) -> None:
+    parent = directory.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=parent))
     try:
-        _make(unfinished, warm_start)
+        make(unfinished)
+        for path in unfinished.iterdir():
+            path.chmod(0o600)
+            sync(path)
+        sync(unfinished)
         unfinished.rename(directory)
     except OSError:
         if not directory.is_dir():  # else another process was faster; its model is the same
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    log.info("built-in model made", directory=str(directory), warm_start=warm_start is not None)
-    return directory
+    sync(parent)
+    sync(parent.parent)
 
 
 def _make(directory: Path, warm_start: WarmStart | None) -> None:

@@ -1,7 +1,6 @@
 """The one thread that carries out the embedded backend's requests and lets waiting samples share a micro-batch."""
 
 import asyncio
-import functools
 import threading
 import weakref
 from collections import deque
@@ -126,10 +125,10 @@ def _work(
             request = queue.requests.popleft() if queue.requests else None
             rows = [] if request else _gather(queue, max_rows)
         if request and request[1].set_running_or_notify_cancel():
-            _deliver([request[1]], functools.partial(_once, request[0]))
+            _carry_out(*request)
         rows = [row for row in rows if row.done.set_running_or_notify_cancel()]
         if rows:
-            _deliver([row.done for row in rows], functools.partial(_sampled, queue, sample, rows))
+            _sample_together(queue, sample, rows)
         request, rows = None, []  # they hold their clients, which must not live on only because nothing comes next
     for waiting in [done for _, done in queue.requests] + [row.done for row in queue.rows]:
         if waiting.set_running_or_notify_cancel():
@@ -149,25 +148,38 @@ def _gather(queue: _Queue[RowT], max_rows: int) -> list[RowT]:
     return taken
 
 
+def _sample_together(
+    queue: _Queue[RowT], sample: Callable[[list[RowT], Callable[[], bool]], list[Any]], rows: list[RowT]
+) -> None:
+    """Delivers what ``sample`` gives; when it fails, row by row, so that only the culprit fails."""
+    try:
+        results = _sampled(queue, sample, rows)
+    except BaseException as error:  # whatever it is, it belongs to whoever waits for the reply
+        if len(rows) == 1 or queue.stopping:
+            for row in rows:
+                row.done.set_exception(error)
+            return
+    else:
+        for row, result in zip(rows, results, strict=True):
+            row.done.set_result(result)
+        return
+    for row in rows:
+        _sample_together(queue, sample, [row])
+
+
 def _sampled(
     queue: _Queue[RowT], sample: Callable[[list[RowT], Callable[[], bool]], list[Any]], rows: list[RowT]
 ) -> list[Any]:
-    results = sample(rows, lambda: queue.stopping)
+    results = [] if queue.stopping else sample(rows, lambda: queue.stopping)
     if queue.stopping:  # they may have been cut short, and nobody may take that for a reply
         raise StoppedError("the embedded backend was closed while it sampled")
     return results
 
 
-def _once(call: Callable[[], ResultT]) -> list[ResultT]:
-    return [call()]
-
-
-def _deliver(futures: list[Future[Any]], work: Callable[[], list[Any]]) -> None:
+def _carry_out(request: Callable[[], Any], done: Future[Any]) -> None:
     try:
-        results = work()
-    except BaseException as error:  # whatever it is, it belongs to whoever waits for the reply
-        for done in futures:
-            done.set_exception(error)
+        result = request()
+    except BaseException as error:  # as above
+        done.set_exception(error)
     else:
-        for done, result in zip(futures, results, strict=True):
-            done.set_result(result)
+        done.set_result(result)

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 
-SECRET_SUFFIXES = ("_API_KEY", "_TOKEN", "_SECRET", "_MASTER_KEY")
+SECRET_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_PAT")
 MIN_SECRET_LENGTH = 8
 """Shorter values of environment variables are placeholders; replacing them would garble ordinary text."""
 REPLACEMENT = "[redacted]"
