@@ -92,7 +92,7 @@ class TrainedWeights:
                 logprobs = await self._reply(request, f"train step of batch {step.batch}")
                 if order_index == 0:
                     metrics |= compute_kl_sample_train([step.datums[index] for index in order], logprobs)
-        except BaseException:
+        except BaseException:  # a cancelled wait leaves as much in doubt as an error; both go on to the caller
             self._client = None
             raise
         self._trained_batches = step.batch + 1
