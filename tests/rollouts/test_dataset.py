@@ -97,6 +97,7 @@ def test_fewer_tasks_than_a_batch_is_a_usage_error_with_both_numbers() -> None:
 
 
 def test_jsonl_strings_reach_the_agent_as_the_same_strings(tmp_path: Path) -> None:
+    """H16."""
     row = {"id": "007", "n": "1344800117571260417", "date": "2024-01-02", "line": "a\u2028b"}
     assert load_file(tmp_path / "d.jsonl", json.dumps(row, ensure_ascii=False) + "\n\n") == [row]
 

@@ -53,6 +53,7 @@ def text_of(response: httpx.Response) -> str:
 
 
 async def test_sampling_parameters_reach_the_sampler_as_asked(attempt: Attempt, client: FakeSamplingClient) -> None:
+    """H14."""
     response = await attempt.ask(temperature=0, top_p=1, max_tokens=8)
     assert text_of(response) == "7"
     params = client.calls[0][1]
@@ -60,6 +61,7 @@ async def test_sampling_parameters_reach_the_sampler_as_asked(attempt: Attempt, 
 
 
 async def test_a_boolean_is_no_temperature(attempt: Attempt, client: FakeSamplingClient) -> None:
+    """H14."""
     response = await attempt.ask(temperature=True)
     assert response.status_code == 400
     error = response.json()["error"]

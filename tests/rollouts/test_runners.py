@@ -124,6 +124,8 @@ async def test_a_turn_without_logprobs_makes_the_rollout_invalid(run: Any, serve
 
 
 async def test_an_agent_that_never_called_the_model_is_empty_and_told_why(run: Any) -> None:
+    """H26."""
+
     @rollout_agent
     def agent(task: Any, llm: agl.LLM) -> float:
         return 1.0

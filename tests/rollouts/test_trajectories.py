@@ -47,6 +47,7 @@ def trained_advantages(batch: TrainingBatch) -> list[float]:
 
 
 def test_advantages_are_computed_over_valid_members_only() -> None:
+    """H9."""
     batch = form(batch_of([1.0, 0.0, Outcome.FAILED, Outcome.FAILED]), 4)
     assert trained_advantages(batch) == [0.5, -0.5]
     assert batch.metrics["rollout/failed"] == 2
@@ -55,6 +56,7 @@ def test_advantages_are_computed_over_valid_members_only() -> None:
 
 
 def test_a_reward_that_is_no_number_is_left_out_and_counted() -> None:
+    """H11."""
     batch = form(batch_of([1.0, Outcome.INVALID, 0.0, 0.0]), 4)
     assert trained_advantages(batch) == pytest.approx([0.667, -0.333, -0.333], abs=1e-3)
     assert batch.metrics["rollout/invalid"] == 1
@@ -62,6 +64,7 @@ def test_a_reward_that_is_no_number_is_left_out_and_counted() -> None:
 
 
 def test_with_all_groups_constant_nothing_is_trained_and_the_reason_is_told() -> None:
+    """H10."""
     batch = form(batch_of([1.0, 1.0], [0.0, 0.0]), 2)
     assert batch.datums == []
     assert (batch.counts.kept, batch.counts.constant) == (0, 2)
