@@ -130,16 +130,13 @@ class StateMachine:
         )
 
 
-def build_table(model: Any, *, initial: State, factory: Callable[..., Any] = TransitionTable, **options: Any) -> Any:
-    """A ``transitions`` machine of ``names.TRANSITIONS`` for ``model``, which has ``batches_remain`` and ``commit``.
-
-    ``factory`` is the machine class (the diagram's, for one) and ``options`` go to it.
-    """
+def build_table(model: Any, *, initial: State) -> None:
+    """Gives ``model`` the trigger ``advance`` over ``names.TRANSITIONS``; it has ``batches_remain`` and ``commit``."""
     conditions: dict[str, dict[str, str]] = {
         "batches remain": {"conditions": "batches_remain"},
         "none remain": {"unless": "batches_remain"},
     }
-    return factory(
+    TransitionTable(
         model=model,
         states=[state.value for state in State],
         transitions=[
@@ -157,5 +154,4 @@ def build_table(model: Any, *, initial: State, factory: Callable[..., Any] = Tra
         queued=False,
         send_event=True,
         before_state_change="commit",
-        **options,
     )
