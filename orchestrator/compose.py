@@ -12,6 +12,7 @@ from orchestrator.backends.deadline import reply_within
 from orchestrator.backends.service import Backend
 from orchestrator.config import Config
 from orchestrator.context import Recorder, Resources
+from orchestrator.disk import Disk
 from orchestrator.errors import ConfigError
 from orchestrator.journal.recovery import RunState
 from orchestrator.reporting.logs import RunLogging
@@ -70,6 +71,7 @@ async def open_resources(
     tasks: TaskSets,
     batches: TaskBatches,
     logs: RunLogging,
+    disk: Disk,
 ) -> AsyncIterator[Resources]:
     """The resources of a run, while the context is entered.
 
@@ -80,7 +82,7 @@ async def open_resources(
     async with AsyncExitStack() as stack:
         service = backend.service
         metadata = {"orchestrator_run_id": run.run_id}
-        ledger = CheckpointLedger(config, log_path, service.create_rest_client(), user_metadata=metadata)
+        ledger = CheckpointLedger(config, log_path, service.create_rest_client(), user_metadata=metadata, disk=disk)
         weights = TrainedWeights(config, log_path, service, ledger)
         await weights.require_restorable(run, recorder=recorder)
         ledger.write_view(run)
@@ -96,6 +98,7 @@ async def open_resources(
         )
         stack.callback(runner.close)
         yield Resources(
+            disk=disk,
             service=service,
             train_batches=batches,
             val_tasks=tasks.val,
@@ -104,10 +107,11 @@ async def open_resources(
                 concurrency=config.concurrency,
                 max_retries=config.max_retries,
                 on_failure=config.on_failure,
+                disk=disk,
             ),
             weights=weights,
             ledger=ledger,
             publisher=Publisher(config, service, gateway, weights, ledger),
-            metric_rows=stack.enter_context(closing(MetricRows(log_path, run))),
+            metric_rows=stack.enter_context(closing(MetricRows(log_path, run, disk=disk))),
             progress=stack.enter_context(Progress(logs.console, num_batches=run.num_batches, batches_done=run.batch)),
         )

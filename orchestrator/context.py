@@ -14,6 +14,7 @@ from structlog.typing import FilteringBoundLogger
 
 from orchestrator.backends.surface import ServiceClient
 from orchestrator.config import Config
+from orchestrator.disk import Disk
 from orchestrator.errors import StopRequested
 from orchestrator.journal.durable import sha256_of
 from orchestrator.journal.log import Journal
@@ -78,6 +79,7 @@ class Recorder:
 class Resources:
     """What one process holds for all states; made by ``run``, closed by it."""
 
+    disk: Disk
     service: ServiceClient
     train_batches: TaskBatches
     val_tasks: Sequence[Task]

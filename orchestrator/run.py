@@ -18,6 +18,7 @@ from orchestrator.backends.service import Backend, make_backend
 from orchestrator.compose import Rendering, load_rendering, open_resources
 from orchestrator.config import Config, flatten
 from orchestrator.context import Recorder, StateContext
+from orchestrator.disk import DISK, Disk
 from orchestrator.errors import (
     EXIT_FINISHED,
     DriftError,
@@ -57,9 +58,11 @@ MAX_ERROR_CHARACTERS = 500
 class Seams:
     """Where a caller may reach into a run: tests count requests and kill the process at named points through these."""
 
-    make_backend: Callable[[Config, Path], Backend] = make_backend
+    make_backend: Callable[[Config, Path, Disk], Backend] = make_backend
     observer: Callable[[str], None] = lambda _point: None
     """Called before and after every append to the journal, see ``Journal``."""
+    disk: Disk = DISK
+    """Takes every durable write."""
 
 
 def run_to_end(config: Config, seams: Seams = Seams()) -> int:
@@ -94,7 +97,7 @@ class _Process:
         with ExitStack() as stack:
             stack.enter_context(self._stop.handled())
             stack.enter_context(RunLock.acquire(self._log_path))
-            journal = stack.enter_context(Journal(self._log_path, observer=self._seams.observer))
+            journal = stack.enter_context(Journal(self._log_path, observer=self._seams.observer, disk=self._seams.disk))
             console = PatientConsole(stderr=True)
             logs = configure_logging(self._log_path, level=self._config.log_level, console=console)
             stack.enter_context(closing(logs))
@@ -102,11 +105,11 @@ class _Process:
                 log.warning("a torn last record was cut off the journal and kept aside", offset=journal.torn.offset)
             drift = self._check(journal)
             if self._nothing_to_do(journal.run):
-                MetricRows(self._log_path, journal.run).close()
+                MetricRows(self._log_path, journal.run, disk=self._seams.disk).close()
                 console.print("nothing to do: the run has finished")
             else:
                 # Made before the run is taken up: a model or renderer that cannot be leaves no run behind.
-                backend = self._seams.make_backend(self._config, self._log_path)
+                backend = self._seams.make_backend(self._config, self._log_path, self._seams.disk)
                 rendering = await self._unless_stopped(load_rendering(self._config, backend))
                 self._take_up(journal, drift)
                 logs.bind(run_id=journal.run.run_id)
@@ -161,7 +164,8 @@ class _Process:
             drift=drift,
             num_batches=self._batches.num_batches,
         )
-        write_durably(self._log_path / "config.json", json.dumps(flat, indent=2).encode())
+        data = json.dumps(flat, indent=2).encode()
+        write_durably(self._log_path / "config.json", data, disk=self._seams.disk)
 
     async def _drive_journaled(
         self, journal: Journal, logs: RunLogging, backend: Backend, rendering: Rendering
@@ -205,6 +209,7 @@ class _Process:
                 tasks=self._tasks,
                 batches=self._batches,
                 logs=logs,
+                disk=self._seams.disk,
             )
             resources = await self._stop.unless(stack.enter_async_context(opening))
 

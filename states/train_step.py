@@ -65,7 +65,7 @@ async def _stored_step(context: StateContext, training_batch: TrainingBatch) -> 
         batch=context.batch,
         schedule_batches=context.run.schedule_batches,
     )
-    store(context.log_path, step)
+    store(context.log_path, step, disk=context.resources.disk)
     return load(context.log_path, context.batch)
 
 

@@ -124,6 +124,7 @@ def _child_main(child: Child) -> None:
     # Imported already, in the fork server: this only names what is there. The tests themselves do not import it.
     from orchestrator.backends.service import Backend, make_backend
     from orchestrator.config import Config
+    from orchestrator.disk import Disk
     from orchestrator.errors import OrchestratorError
     from orchestrator.run import Seams, run_to_end
     from orchestrator.settings import load_config
@@ -131,8 +132,8 @@ def _child_main(child: Child) -> None:
 
     _enter(child.folder, "output.txt", "output.txt")
 
-    def make_recorded(config: Config, log_path: Path) -> Backend:
-        backend = make_backend(config, log_path)
+    def make_recorded(config: Config, log_path: Path, disk: Disk) -> Backend:
+        backend = make_backend(config, log_path, disk)
         return Backend(LedgerService(backend.service, child.ledger, child.observer), backend.load_tokenizer)
 
     began = time.monotonic()

@@ -8,7 +8,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FLOORS = (
-    ("orchestrator", "orchestrator.names", "orchestrator.errors", "orchestrator.redaction", "orchestrator.recipes"),
+    (
+        "orchestrator",
+        "orchestrator.names",
+        "orchestrator.errors",
+        "orchestrator.disk",
+        "orchestrator.redaction",
+        "orchestrator.recipes",
+    ),
     ("orchestrator.config",),
     ("orchestrator.settings",),
     ("orchestrator.journal", "orchestrator.backends"),
@@ -18,6 +25,7 @@ FLOORS = (
     ("orchestrator.machine", "orchestrator.signals", "states"),
     ("orchestrator.compose", "orchestrator.preflight"),
     ("orchestrator.run",),
+    ("orchestrator.chaos",),
     ("orchestrator.cli",),
     ("orchestrator.__main__",),
 )

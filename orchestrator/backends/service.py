@@ -10,6 +10,7 @@ from typing import Any
 from orchestrator.backends.requirements import check_backend
 from orchestrator.backends.surface import ServiceClient
 from orchestrator.config import Config
+from orchestrator.disk import DISK, Disk
 
 LOCAL_DIRECTORY = "local"
 """Where the embedded backend keeps its checkpoints, under the run directory."""
@@ -24,7 +25,9 @@ class Backend:
     """Gives the Hugging Face tokenizer of the run's model."""
 
 
-def make_backend(config: Config, log_path: Path, *, environ: Mapping[str, str] = os.environ) -> Backend:
+def make_backend(
+    config: Config, log_path: Path, disk: Disk = DISK, *, environ: Mapping[str, str] = os.environ
+) -> Backend:
     """The backend that ``config.backend`` names, which is not ``auto``; nothing is sent, loaded or made yet.
 
     Raises:
@@ -35,7 +38,9 @@ def make_backend(config: Config, log_path: Path, *, environ: Mapping[str, str] =
     if config.backend == "local":
         from orchestrator.backends.local.service import LocalServiceClient
 
-        local = LocalServiceClient(log_path / LOCAL_DIRECTORY, options=config.local, renderer_name=config.renderer_name)
+        local = LocalServiceClient(
+            log_path / LOCAL_DIRECTORY, options=config.local, renderer_name=config.renderer_name, disk=disk
+        )
         return Backend(local, lambda: local.get_tokenizer_async(config.model_name))
     import tinker
     from tinker_cookbook.tokenizer_utils import get_tokenizer

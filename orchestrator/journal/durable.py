@@ -9,13 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from orchestrator.disk import DISK, Disk
 from orchestrator.errors import JournalWriteError, SideFileDamagedError
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 
 
-def write_durably(path: Path, data: bytes) -> None:
+def write_durably(path: Path, data: bytes, *, disk: Disk = DISK) -> None:
     """Makes ``path`` hold ``data``: a kill at any moment leaves the old content or the new, never a mixture.
 
     Missing folders are made (mode 0700); the file gets mode 0600.
@@ -26,13 +27,14 @@ def write_durably(path: Path, data: bytes) -> None:
     # One writer at a time, so one name: what a kill leaves under it is gone with the next write.
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        make_folder(path.parent)
-        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, FILE_MODE)) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
+        make_folder(path.parent, disk=disk)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+        try:
+            _write_whole(disk, descriptor, data, path)
+        finally:
+            os.close(descriptor)
+        disk.rename(temporary, path)
+        _sync_folder(path.parent, disk)
     except OSError as error:
         with suppress(OSError):  # a left-over temporary file is harmless; the first error is the one to tell
             temporary.unlink(missing_ok=True)
@@ -60,7 +62,7 @@ class LineFile:
     One process at a time may have the file open (the caller holds the ``RunLock``); its threads may share the object.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, disk: Disk = DISK) -> None:
         """Opens ``path``, making it (mode 0600) and its folders (0700) where missing.
 
         Raises:
@@ -68,6 +70,7 @@ class LineFile:
             JournalWriteError: the file cannot be made, opened or cut.
         """
         self.path = path
+        self._disk = disk
         try:
             data = path.read_bytes() if path.exists() else b""
             whole = data.rfind(b"\n") + 1
@@ -75,12 +78,12 @@ class LineFile:
             """The intact lines found at opening, without their newlines; ``append`` adds nothing here."""
             self.torn_bytes = data[whole:]
             """What followed the last newline at opening and was cut off; empty when nothing was torn."""
-            make_folder(path.parent)
+            make_folder(path.parent, disk=disk)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, FILE_MODE)
             if self.torn_bytes:
                 os.ftruncate(self._descriptor, whole)
-                os.fsync(self._descriptor)
-            _sync_folder(path.parent)  # also for a file found: its maker may have died before this line
+                disk.sync(self._descriptor, path)
+            _sync_folder(path.parent, disk)  # also for a file found: its maker may have died before this line
         except OSError as error:
             raise _write_error(path, error) from error
         self._size_bytes = whole
@@ -119,7 +122,7 @@ class LineFile:
                     "Stop the other one, then run the same command again"
                 )
             try:
-                _write_whole(self._descriptor, data)
+                _write_whole(self._disk, self._descriptor, data, self.path)
             except BaseException as error:  # an interrupt here leaves the line in doubt as well
                 with suppress(OSError):  # what cannot be cut back is torn, and the next opening cuts it
                     os.ftruncate(self._descriptor, self._size_bytes)
@@ -158,24 +161,24 @@ def _decode_lines(path: Path, data: bytes) -> list[str]:
         ) from error
 
 
-def _write_whole(descriptor: int, data: bytes) -> None:
-    written = os.write(descriptor, data)
+def _write_whole(disk: Disk, descriptor: int, data: bytes, path: Path) -> None:
+    written = disk.write(descriptor, data, path)
     if written != len(data):
         raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were taken")
-    os.fsync(descriptor)
+    disk.sync(descriptor, path)
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, *, disk: Disk = DISK) -> None:
     """Makes ``folder`` and its parents (mode 0700), durably, where missing."""
     if not folder.is_dir():
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        _sync_folder(folder.parent)
+        _sync_folder(folder.parent, disk)
 
 
-def _sync_folder(folder: Path) -> None:
+def _sync_folder(folder: Path, disk: Disk) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        disk.sync(descriptor, folder)
     finally:
         os.close(descriptor)
 

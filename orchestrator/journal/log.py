@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from orchestrator.disk import DISK, Disk
 from orchestrator.errors import ConfigError, JournalDamagedError
 from orchestrator.journal.durable import LineFile, write_durably
 from orchestrator.journal.records import InvalidRecordError, Kind, Record, decode, encode
@@ -85,6 +86,7 @@ class Journal:
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         observer: Callable[[str], None] = lambda _point: None,
+        disk: Disk = DISK,
     ) -> None:
         """Opens the journal of ``log_path``, making it where missing.
 
@@ -113,8 +115,8 @@ class Journal:
         self._observer = observer
         if self.torn is not None:
             # Kept before it is cut: a kill in between finds it torn again and keeps the same bytes.
-            write_durably(self.path.with_name(f"{JOURNAL_NAME}.torn-{self.torn.offset}"), self.torn.data)
-        self._file = LineFile(self.path)
+            write_durably(self.path.with_name(f"{JOURNAL_NAME}.torn-{self.torn.offset}"), self.torn.data, disk=disk)
+        self._file = LineFile(self.path, disk=disk)
 
     def append(self, kind: Kind, **fields: Any) -> Record:
         """Commits one record: whole line written, synced, folded into ``run``.

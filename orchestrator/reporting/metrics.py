@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from orchestrator.disk import DISK, Disk
 from orchestrator.journal.durable import LineFile, write_durably
 from orchestrator.journal.recovery import RunState
 from orchestrator.names import CYCLE, State
@@ -51,15 +52,15 @@ def has_final_row(run: RunState) -> bool:
 class MetricRows:
     """``metrics.jsonl`` while a run goes on."""
 
-    def __init__(self, log_path: Path, run: RunState) -> None:
+    def __init__(self, log_path: Path, run: RunState, *, disk: Disk = DISK) -> None:
         """Makes the file equal the journal's rows: a torn, missing, doubled or foreign row is put right first."""
         path = log_path / FILE_NAME
         rows = journaled_rows(run)
         expected = "".join(f"{_line(row)}\n" for row in rows).encode()
         if not path.exists() or path.read_bytes() != expected:
-            write_durably(path, expected)
+            write_durably(path, expected, disk=disk)
         self._steps = {row["step"] for row in rows}
-        self._file = LineFile(path)
+        self._file = LineFile(path, disk=disk)
 
     def write(self, run: RunState, batch: int) -> dict[str, Any]:
         """Appends the row of ``batch`` durably, unless the file has it, and returns it.

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import structlog
 
+from orchestrator.disk import DISK, Disk
 from orchestrator.errors import StateFailedError
 from orchestrator.journal.durable import LineFile, write_durably
 from orchestrator.rollouts.attempts import Runner
@@ -59,8 +60,10 @@ class Collector:
         concurrency: int,
         max_retries: int,
         on_failure: Literal["drop_member", "drop_group", "stop"],
+        disk: Disk = DISK,
     ) -> None:
         self._runner = runner
+        self._disk = disk
         self._concurrency = concurrency
         self._max_retries = max_retries
         self._stop_on_failure = on_failure == "stop"
@@ -91,7 +94,7 @@ class Collector:
         """
         keys = [RolloutKey(batch, mode, group, member) for group in range(len(tasks)) for member in range(group_size)]
         task_sha256s = [task_sha256(task) for task in tasks]
-        with LineFile(path) as lines, ThreadPoolExecutor(1, "rollouts") as writer:
+        with LineFile(path, disk=self._disk) as lines, ThreadPoolExecutor(1, "rollouts") as writer:
             stored = check_lines(path, lines.lines, set(keys), task_sha256s)
             state = _Collection(batch, mode, len(keys), stored, lines, writer, on_progress)
             on_progress(state.progress())
@@ -106,7 +109,7 @@ class Collector:
         state.log_failures()
         rollouts = state.in_order()
         if state.num_finished == len(keys):
-            await asyncio.to_thread(_seal, path, rollouts)
+            await asyncio.to_thread(_seal, path, rollouts, self._disk)
         return rollouts
 
     async def _finish(
@@ -226,11 +229,11 @@ class _Collection:
                 self._reward_sum += rollout.reward
 
 
-def _seal(path: Path, rollouts: Sequence[StoredRollout]) -> None:
+def _seal(path: Path, rollouts: Sequence[StoredRollout], disk: Disk) -> None:
     """Rewrites the finished file in its one order; does nothing when it already is."""
     data = "".join(f"{rollout.to_json()}\n" for rollout in rollouts).encode()
     if path.read_bytes() != data:
-        write_durably(path, data)
+        write_durably(path, data, disk=disk)
 
 
 async def _all_or_none(work: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -12,6 +12,7 @@ import tinker
 from orchestrator.backends.deadline import reply_within
 from orchestrator.backends.surface import Future, RestClient, TrainingClient
 from orchestrator.config import Config
+from orchestrator.disk import DISK, Disk
 from orchestrator.journal.durable import write_durably
 from orchestrator.journal.recovery import Checkpoint, RunState
 from orchestrator.names import batch_name
@@ -37,11 +38,18 @@ class CheckpointLedger:
     """Saves under names that a repeated save finds again, and tells what a restore can rely on."""
 
     def __init__(
-        self, config: Config, log_path: Path, rest_client: RestClient, *, user_metadata: dict[str, str]
+        self,
+        config: Config,
+        log_path: Path,
+        rest_client: RestClient,
+        *,
+        user_metadata: dict[str, str],
+        disk: Disk = DISK,
     ) -> None:
         """``user_metadata`` (run id and the like) goes with every save."""
         self._config = config
         self._log_path = log_path
+        self._disk = disk
         self._rest_client = rest_client
         self._user_metadata = user_metadata
 
@@ -132,7 +140,7 @@ class CheckpointLedger:
                 "sampler_path": checkpoint.sampler_path,
             }
             lines.append(json.dumps({key: value for key, value in row.items() if value is not None}) + "\n")
-        write_durably(self._log_path / "checkpoints.jsonl", "".join(lines).encode())
+        write_durably(self._log_path / "checkpoints.jsonl", "".join(lines).encode(), disk=self._disk)
 
     async def exists(self, path: str) -> bool:
         """Whether the backend still has what was saved under ``path``."""

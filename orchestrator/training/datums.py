@@ -9,6 +9,7 @@ from typing import Any
 import tinker
 import zstandard
 
+from orchestrator.disk import DISK, Disk
 from orchestrator.errors import SideFileDamagedError
 from orchestrator.journal.durable import sha256_of, write_durably
 from orchestrator.names import batch_name
@@ -49,7 +50,7 @@ def datum_path(log_path: Path, batch: int) -> Path:
     return log_path / "datums" / f"{batch_name(batch)}.jsonl.zst"
 
 
-def store(log_path: Path, step: TrainStepInput) -> str:
+def store(log_path: Path, step: TrainStepInput, *, disk: Disk = DISK) -> str:
     """Writes ``step`` durably, whole or not at all, and returns the file's sha256.
 
     The file is zstd-compressed JSON lines: a header with every field but the datums, then a datum a line.
@@ -59,7 +60,8 @@ def store(log_path: Path, step: TrainStepInput) -> str:
     lines = [header, *(_datum_to_json(datum) for datum in step.datums)]
     text = "".join(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n" for line in lines)
     path = datum_path(log_path, step.batch)
-    write_durably(path, zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text.encode()))
+    data = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text.encode())
+    write_durably(path, data, disk=disk)
     return sha256_of(path)
 
 

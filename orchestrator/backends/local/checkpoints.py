@@ -18,6 +18,7 @@ from torch import Tensor
 
 from orchestrator.backends.local.model import AdapterSpec
 from orchestrator.backends.local.status_errors import bad_request, conflict, not_found
+from orchestrator.disk import DISK, Disk
 
 Kind = Literal["weights", "sampler_weights"]
 
@@ -76,13 +77,14 @@ class CheckpointStore:
     is not found either, so that an older checkpoint is taken; it is left for whoever wants to look at it.
     """
 
-    def __init__(self, root: Path, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, root: Path, *, now: Callable[[], float] = time.time, disk: Disk = DISK) -> None:
         """Opens the store, clearing away what was left unfinished or has expired; ``now`` gives Unix seconds."""
         self._root = root
         self._now = now
+        self._disk = disk
         for directory in root.glob(f"{MODEL_ID}/*weights/*/"):
             if directory.name.startswith(_UNFINISHED) or self._has_expired(directory):
-                _remove(directory)
+                self._remove(directory)
 
     def save(
         self,
@@ -127,14 +129,14 @@ class CheckpointStore:
         )
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
-        _write(unfinished / _METADATA, orjson.dumps(asdict(metadata), option=orjson.OPT_INDENT_2))
+        files[_METADATA] = orjson.dumps(asdict(metadata), option=orjson.OPT_INDENT_2)
         for file, content in files.items():
-            _write(unfinished / file, content)
-        sync(unfinished)
+            self._write(unfinished / file, content)
+        sync(unfinished, disk=self._disk)
         if target.exists():
-            _remove(target)
-        unfinished.rename(target)
-        sync(target.parent)
+            self._remove(target)
+        self._disk.rename(unfinished, target)
+        sync(target.parent, disk=self._disk)
         return path
 
     def find(self, path: str) -> Checkpoint:
@@ -163,7 +165,7 @@ class CheckpointStore:
         """
         if not _PATH.fullmatch(path):
             raise bad_request(f"{path}: only this run's own local:// checkpoints can be deleted")
-        _remove(self._find_unverified(path).directory)
+        self._remove(self._find_unverified(path).directory)
 
     def _find_unverified(self, path: str) -> Checkpoint:
         directory = self._directory(path)
@@ -197,12 +199,30 @@ class CheckpointStore:
     def _expired(self, metadata: Metadata) -> bool:
         return metadata.expires_at is not None and metadata.expires_at <= self._now()
 
+    def _write(self, path: Path, content: bytes) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[self._disk.write(descriptor, rest, path) :]
+            self._disk.sync(descriptor, path)
+        finally:
+            os.close(descriptor)
 
-def sync(path: Path) -> None:
+    def _remove(self, directory: Path) -> None:
+        """Removes a checkpoint so that a kill on the way leaves it whole or unfinished, never half there."""
+        doomed = directory.with_name(f"{_UNFINISHED}{directory.name}")
+        if directory != doomed and not directory.name.startswith(_UNFINISHED):
+            self._disk.rename(directory, doomed)
+            directory = doomed
+        shutil.rmtree(directory)
+
+
+def sync(path: Path, *, disk: Disk = DISK) -> None:
     """Makes a file's content, or a directory's renames and new entries, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        disk.sync(descriptor, path)
     finally:
         os.close(descriptor)
 
@@ -210,13 +230,6 @@ def sync(path: Path) -> None:
 def _load(path: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = safetensors.torch.load_file(path)
     return tensors
-
-
-def _write(path: Path, content: bytes) -> None:
-    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _read_metadata(directory: Path) -> Metadata:
@@ -233,12 +246,3 @@ def _read_metadata(directory: Path) -> Metadata:
 
 def _damaged(path: str, file: Path, reason: object) -> tinker.NotFoundError:
     return not_found(f"{path} is damaged, so it counts as gone: {file}: {reason}; use an older checkpoint")
-
-
-def _remove(directory: Path) -> None:
-    """Removes a checkpoint so that a kill on the way leaves it whole or unfinished, never half there."""
-    doomed = directory.with_name(f"{_UNFINISHED}{directory.name}")
-    if directory != doomed and not directory.name.startswith(_UNFINISHED):
-        directory.rename(doomed)
-        directory = doomed
-    shutil.rmtree(directory)

@@ -17,6 +17,7 @@ from orchestrator.backends.local.training import Trainer
 from orchestrator.backends.local.warm_start import WarmStart
 from orchestrator.backends.local.worker import Worker
 from orchestrator.config import TINY, LocalConfig
+from orchestrator.disk import DISK, Disk
 
 BASE = "base"
 """Where, under its storage, a run keeps the built-in model that its checkpoints belong to."""
@@ -25,7 +26,15 @@ BASE = "base"
 class LocalServiceClient:
     """Makes the other clients. Models are loaded, or made, when first asked for, and then shared."""
 
-    def __init__(self, storage: Path, *, options: LocalConfig, renderer_name: str, cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        storage: Path,
+        *,
+        options: LocalConfig,
+        renderer_name: str,
+        cache: Path | None = None,
+        disk: Disk = DISK,
+    ) -> None:
         """``storage`` keeps the run's checkpoints and, once made, its built-in model: all that a later process needs.
 
         ``cache`` (default: the user's) spares other runs the making of the same model. ``renderer_name`` is what the
@@ -35,7 +44,7 @@ class LocalServiceClient:
         self._renderer_name = renderer_name
         self._cache = cache or default_cache()
         self._kept_tiny = storage / BASE / TINY
-        self._store = CheckpointStore(storage)
+        self._store = CheckpointStore(storage, disk=disk)
         self._models: dict[str, LanguageModel] = {}
         rows = options.sample_batch_size
         self._worker: Worker[SampleRow] = Worker(

@@ -1,0 +1,28 @@
+"""The system calls that make bytes durable, in one place: every durable write of a run goes through a ``Disk``."""
+
+import os
+from pathlib import Path
+
+
+class Disk:
+    """The machine's disk. A run is given one, so that tests can fill it up, break it, or die in the middle of a write.
+
+    ``path`` tells whose bytes they are; it is not opened.
+    """
+
+    def write(self, descriptor: int, data: bytes | memoryview, path: Path) -> int:
+        """Writes what the operating system takes of ``data``; the number of bytes. Raises OSError."""
+        del path
+        return os.write(descriptor, data)
+
+    def sync(self, descriptor: int, path: Path) -> None:
+        """Returns once the bytes written, or the folder's entries, survive a power cut. Raises OSError."""
+        del path
+        os.fsync(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Gives a file or folder its name, in place of a file that has it. Raises OSError."""
+        source.replace(target)
+
+
+DISK = Disk()
