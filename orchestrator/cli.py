@@ -14,6 +14,18 @@ from orchestrator.redaction import Redactor
 EXIT_CODES = "exit codes: 0 finished; 1 failed, resumable; 2 usage or configuration error, nothing started; 3 refused \
 (drift, damage, lock); 130 or 143 interrupted, resumable"
 
+CHAOS_HELP = """\
+settings:
+  kills=20           random kills, at least; eight a run
+  seed=0             of the runs and of the kills: the same seed, the same kills
+  every_point=false  also kill one run at each point (append, request, step of a file's write) that a run passes
+  jobs=1             runs at a time
+  only=NAME          only the round of that name, e.g. round-3 or point-17
+  log_path=          a new directory for the runs; default: a temporary one, kept when a run comes out differently
+  recipe=hello ...   settings of the run command; max_batches=3 unless given
+
+exit codes: 0 nothing differed; 1 a run came out differently, its seed, round and kills are printed; 2 usage"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carries out one command and returns its exit code; every error is one message on stderr."""
@@ -67,6 +79,18 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     journal.add_argument("--batch", type=int, metavar="N", help="only records of batch N")
     journal.set_defaults(command=_journal)
 
+    chaos = commands.add_parser(
+        "chaos",
+        help="kill runs on purpose, resume them, and compare with one that was not",
+        description="Kills runs with SIGKILL at points and moments drawn from the seed, takes each up again with the "
+        "same command, and compares weights, optimizer, rollouts, datums, metrics and journal results with those of "
+        "an undisturbed run, bit for bit. On the embedded backend.",
+        epilog=CHAOS_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    chaos.add_argument("settings", nargs="*", metavar="key=value", help="settings below, or of the run command")
+    chaos.set_defaults(command=_chaos)
+
     graph = commands.add_parser("graph", help="the machine as a Mermaid diagram")
     graph.set_defaults(command=_graph)
     return parser
@@ -110,6 +134,21 @@ def _journal(options: argparse.Namespace) -> int:
         if options.batch is None or record.fields.get("batch") == options.batch:
             print(encode(record).decode().rstrip() if options.json else story_line(record), flush=options.follow)
     return EXIT_FINISHED
+
+
+def _chaos(options: argparse.Namespace) -> int:
+    # Start-up time: rich and what reads runs; the libraries of the runs are imported by the children's server.
+    from rich.console import Console
+
+    from orchestrator.chaos.campaign import run_campaign
+    from orchestrator.chaos.table import verdict_lines, verdict_table
+    from orchestrator.chaos.wanted import read_wanted
+
+    words = Console(stderr=True, highlight=False, soft_wrap=True)
+    verdict = run_campaign(read_wanted(options.settings), words.print)
+    Console(highlight=False).print(verdict_table(verdict))
+    print("\n".join(verdict_lines(verdict)))
+    return EXIT_FINISHED if verdict.failed is None else EXIT_FAILED
 
 
 def _graph(_options: argparse.Namespace) -> int:

@@ -10,23 +10,6 @@ from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 
 
-class KillAtAnyPoint:
-    """Kills the process at the ``number``-th point (0-based) that it reaches, whichever that is, and notes which."""
-
-    def __init__(self, number: int, note: Path) -> None:
-        """``note`` gets the name of the point."""
-        self._left = number
-        self._note = note
-        self._reached = 0
-
-    def __call__(self, point: str) -> None:
-        """Points are reached on several threads; one of them is the last."""
-        self._reached += 1
-        if self._reached > self._left:
-            self._note.write_text(point)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 class SignalAt:
     """Sends the process a signal, and notes when."""
 

@@ -4,17 +4,21 @@ The libraries take ten seconds to import, so the children are forked from a serv
 else: it has no thread and no open file. A child is a process like any other, and SIGKILL is real.
 """
 
-import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+from orchestrator.chaos.children import LEDGER, OUTPUT, RUN, print_into, run_observed, start_process
+from orchestrator.chaos.children import fork_context as fork_context_with
+from orchestrator.chaos.children import wait_for as wait_for_process
 from orchestrator.cli import main
+from orchestrator.disk import Disk
+from orchestrator.testing.points import Observer, watch_nothing
 
 AGENTS = Path(__file__).parent / "agents"
 
@@ -29,15 +33,10 @@ FIXTURE_D = (
     "seed=42",
     "max_tokens=4",
     "learning_rate=0.001",
-    "log_path=run",
 )
 """Six tasks, two a batch, two rollouts each, one epoch."""
 BATCHES = [["t3", "t1"], ["t2", "t4"], ["t0", "t5"]]
 """The tasks of fixture D's batches, by group."""
-
-
-def watch_nothing(_point: str) -> None:
-    """The observer of a child that nothing is done to."""
 
 
 @dataclass(frozen=True)
@@ -48,29 +47,39 @@ class Child:
     """``key=value`` arguments of the run command."""
     folder: Path
     """The child's working directory: where its output, the request ledger and the run directory ``run`` go."""
-    observer: Callable[[str], None] = watch_nothing
-    """Called in the child at each append to the journal and each request; see ``observers``."""
+    observer: Observer = watch_nothing
+    """Called in the child at each append, request and step of a durable write; see ``orchestrator.testing.points``."""
+    disk: Disk | None = None
+    """Takes the durable writes, in place of an observed disk."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """The environment that its configuration is read in."""
 
     @property
     def log_path(self) -> Path:
         """The run directory."""
-        return self.folder / "run"
+        return self.folder / RUN
 
     @property
     def ledger(self) -> Path:
         """Every request to the backend, of this and of earlier children in the folder."""
-        return self.folder / "ledger.jsonl"
+        return self.folder / LEDGER
 
     @property
     def output(self) -> str:
         """What this and earlier children in the folder printed."""
-        return (self.folder / "output.txt").read_text()
+        return (self.folder / OUTPUT).read_text()
 
 
-def fixture_d(folder: Path, *settings: str, observer: Callable[[str], None] = watch_nothing) -> Child:
+def fixture_d(
+    folder: Path,
+    *settings: str,
+    observer: Observer = watch_nothing,
+    disk: Disk | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Child:
     """A run of fixture D with further settings, which win over its own."""
     given = {setting.partition("=")[0]: setting for setting in (*FIXTURE_D, *settings)}
-    return Child(tuple(given.values()), folder, observer)
+    return Child(tuple(given.values()), folder, observer, disk, environ or {})
 
 
 def run_child(child: Child, *, timeout_seconds: float = 120.0) -> int:
@@ -89,13 +98,7 @@ def wait_for(process: Any, *, timeout_seconds: float = 120.0) -> int:
     Raises:
         TimeoutError: it has not ended in time, and is killed.
     """
-    process.join(timeout_seconds)
-    if process.is_alive():
-        process.kill()
-        process.join()
-        raise TimeoutError(f"the child did not end within {timeout_seconds} s; its output.txt tells more")
-    assert process.exitcode is not None
-    return int(process.exitcode)
+    return wait_for_process(process, timeout_seconds=timeout_seconds)
 
 
 def run_command(folder: Path, *arguments: str) -> tuple[int, str, str]:
@@ -107,41 +110,17 @@ def run_command(folder: Path, *arguments: str) -> tuple[int, str, str]:
 
 def fork_context() -> ForkServerContext:
     """The fork server's context; the server starts with the first child."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["orchestrator.run", "orchestrator.backends.local.service", "openai", "processes", "observers"]
-    )
-    return context
+    return fork_context_with("processes", "observers")
 
 
 def _start(target: Callable[..., None], *arguments: Any) -> Any:
-    process = fork_context().Process(target=target, args=arguments, daemon=True)
-    process.start()
-    return process
+    return start_process(target, *arguments, context=fork_context(), daemon=True)
 
 
 def _child_main(child: Child) -> None:
-    # Imported already, in the fork server: this only names what is there. The tests themselves do not import it.
-    from orchestrator.backends.service import Backend, make_backend
-    from orchestrator.config import Config
-    from orchestrator.disk import Disk
-    from orchestrator.errors import OrchestratorError
-    from orchestrator.run import Seams, run_to_end
-    from orchestrator.settings import load_config
-    from orchestrator.testing import LedgerService
-
-    _enter(child.folder, "output.txt", "output.txt")
-
-    def make_recorded(config: Config, log_path: Path, disk: Disk) -> Backend:
-        backend = make_backend(config, log_path, disk)
-        return Backend(LedgerService(backend.service, child.ledger, child.observer), backend.load_tokenizer)
-
+    _enter(child.folder, OUTPUT, OUTPUT)
     began = time.monotonic()
-    try:
-        code = run_to_end(load_config(child.settings, environ={}), Seams(make_recorded, child.observer))
-    except OrchestratorError as error:
-        print(f"orchestrator: {error}", file=sys.stderr)
-        code = error.exit_code
+    code = run_observed(child.settings, child.folder, child.observer, disk=child.disk, environ=child.environ)
     print(f"exit {code} after {time.monotonic() - began:.2f} s", file=sys.stderr)
     sys.exit(code)
 
@@ -155,5 +134,4 @@ def _enter(folder: Path, stdout: str, stderr: str) -> None:
     """Makes the child live in ``folder``, write there and find the agents."""
     os.chdir(folder)
     sys.path.insert(0, str(AGENTS))
-    for descriptor, name in ((1, stdout), (2, stderr)):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), descriptor)
+    print_into(folder, stdout, stderr)

@@ -5,12 +5,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from observers import KillAtAnyPoint
 from processes import fixture_d, start_child, wait_for
 
 from orchestrator.rollouts.capture import call_seed
 from orchestrator.rollouts.outcomes import RolloutKey, StoredRollout
-from orchestrator.testing import outcome_of_run, read_ledger
+from orchestrator.testing import KillAtNumber, outcome_of_run, read_ledger
 
 NUM_KILLS = 6
 FARTHEST_POINT = 40
@@ -49,7 +48,7 @@ def test_random_kills_cost_only_the_unfinished_rollouts(tmp_path: Path, uninterr
     for kill in range(NUM_KILLS):
         note = tmp_path / f"point-{kill}"
         finished = finished_rollouts(tmp_path / "run")
-        process = start_child(fixture_d(tmp_path, observer=KillAtAnyPoint(random.randrange(FARTHEST_POINT), note)))
+        process = start_child(fixture_d(tmp_path, observer=KillAtNumber(random.randrange(FARTHEST_POINT), note)))
         finished_at_start[process.pid] = finished
         assert wait_for(process) == -9, f"finished before kill {kill}: {points}"
         points.append(note.read_text())

@@ -1,0 +1,93 @@
+"""Whole runs in child processes that can be killed, forked from a server that has imported what a run needs.
+
+The libraries take ten seconds to import, so they are imported once. The server does nothing else: it has no thread and
+no open file, a child of it is a process like any other, and SIGKILL is real.
+"""
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import cast
+
+from orchestrator.disk import Disk
+from orchestrator.testing.points import ObservedDisk, Observer
+
+RUN_MODULES = ("orchestrator.run", "orchestrator.backends.local.service", "openai")
+"""What is imported before a child is forked."""
+RUN, LEDGER, OUTPUT = "run", "ledger.jsonl", "output.txt"
+"""What an observed run leaves in its folder: the run directory, every request, and all that its processes printed."""
+
+
+def fork_context(*more_modules: str) -> ForkServerContext:
+    """The fork server's context; the server starts with the first child, and imports ``more_modules`` too."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*RUN_MODULES, *more_modules])
+    return context
+
+
+def wait_for(process: ForkServerProcess, *, timeout_seconds: float) -> int:
+    """The exit code of a started child; a killed child's is -9.
+
+    Raises:
+        TimeoutError: it has not ended in time, and is killed.
+    """
+    process.join(timeout_seconds)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        raise TimeoutError(f"process {process.pid} did not end within {timeout_seconds:g} s; {OUTPUT} tells more")
+    return cast("int", process.exitcode)  # None only while it lives
+
+
+def print_into(folder: Path, stdout: str, stderr: str) -> None:
+    """From now on this process prints into these files of ``folder``."""
+    for descriptor, name in ((1, stdout), (2, stderr)):
+        file = os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(file, descriptor)
+        os.close(file)
+
+
+def run_observed(
+    settings: Sequence[str],
+    folder: Path,
+    observer: Observer,
+    *,
+    disk: Disk | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> int:
+    """The run command in this process, with its appends, requests and durable writes told to ``observer``.
+
+    Its run directory is ``folder/run`` and its requests go to ``folder/ledger.jsonl``. ``disk`` (None: an observed
+    one) takes the durable writes. Returns the exit code; an error is printed as the command prints it.
+    """
+    # Imported already, in the fork server: this names what is there. Who starts children does not import it.
+    from orchestrator.backends.service import Backend, make_backend
+    from orchestrator.config import Config
+    from orchestrator.errors import OrchestratorError
+    from orchestrator.run import Seams, run_to_end
+    from orchestrator.settings import load_config
+    from orchestrator.testing.ledger import LedgerService
+
+    def make_recorded(config: Config, log_path: Path, disk: Disk) -> Backend:
+        backend = make_backend(config, log_path, disk)
+        return Backend(LedgerService(backend.service, folder / LEDGER, observer), backend.load_tokenizer)
+
+    used_disk = ObservedDisk(folder / RUN, observer) if disk is None else disk
+    try:
+        config = load_config([*settings, f"log_path={folder / RUN}"], environ=environ)
+        return run_to_end(config, Seams(make_recorded, observer, used_disk))
+    except OrchestratorError as error:
+        sys.stderr.write(f"orchestrator: {error}\n")
+        return error.exit_code
+
+
+def start_process(
+    target: Callable[..., None], *arguments: object, context: ForkServerContext, daemon: bool
+) -> ForkServerProcess:
+    """A started child; a ``daemon`` dies with this process and has no children of its own."""
+    process = context.Process(target=target, args=arguments, daemon=daemon)
+    process.start()
+    return process

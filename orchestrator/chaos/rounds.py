@@ -1,0 +1,186 @@
+"""One round of chaos: a run is killed, taken up again, killed again, left to finish, and judged."""
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.chaos.blows import Blow
+from orchestrator.chaos.children import LEDGER, OUTPUT, RUN, fork_context, print_into, run_observed, start_process
+from orchestrator.chaos.children import wait_for as wait_for_process
+from orchestrator.errors import RefusedError
+from orchestrator.journal.log import read_journal
+from orchestrator.journal.plan import make_plan
+from orchestrator.rollouts.capture import call_seed
+from orchestrator.rollouts.outcomes import StoredRollout
+from orchestrator.testing.ledger import read_ledger
+from orchestrator.testing.outcome import first_difference, outcome_of_run
+from orchestrator.testing.points import KillAtNumber, NotePoints, Observer, watch_nothing
+
+KILLED = -9
+PROCESS_TIMEOUT_SECONDS = 3_600.0
+START_UP = "start-up"
+"""Where a kill was when the journal had no run yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One kill that happened, and what it left."""
+
+    point: str
+    """The name of the point, or the moment in words."""
+    state: str
+    """The machine's state, or ``start-up``."""
+    kept_rollouts: int
+    missing_rollouts: int
+    redone_batches: int
+    """Train steps that the resume takes again from their stored datums."""
+
+    def __str__(self) -> str:
+        return f"{self.point} in {self.state}"
+
+
+@dataclass(slots=True)
+class Round:
+    """A run that was killed, and how it came out."""
+
+    name: str
+    """E.g. ``round-3`` or ``point-17``, by which the same one can be asked for again."""
+    kills: list[Kill] = field(default_factory=list)
+    difference: str | None = None
+    """What was not as in the undisturbed run; None: nothing."""
+    requests: Counter[str] = field(default_factory=Counter)
+    """How often each request was made, by all processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The run that nothing disturbed."""
+
+    outcome: dict[str, Any]
+    num_points: int
+    """How many points it passed."""
+    seconds: float
+    requests: Counter[str]
+
+
+class RunFailedError(Exception):
+    """A process of a run ended as it should not have; the message says how and where its output is."""
+
+
+class Runs:
+    """Plays runs of one configuration, each in a folder of its own."""
+
+    def __init__(self, settings: Sequence[str], *, run_seed: int) -> None:
+        """``settings`` are the words of the run command."""
+        self._settings = tuple(settings)
+        self._run_seed = run_seed
+
+    def undisturbed(self, folder: Path) -> None:
+        """A run to its end that notes its points in ``folder/points.txt``.
+
+        Raises:
+            RunFailedError: it did not finish.
+        """
+        folder.mkdir(parents=True)
+        code = self._wait(self._start(folder, NotePoints(folder / "points.txt")))
+        if code != 0:
+            raise RunFailedError(f"the undisturbed run ended with exit code {code}; see {folder / OUTPUT}")
+
+    def reference(self, folder: Path, *, seconds: float) -> Reference:
+        """What the undisturbed run in ``folder``, which took ``seconds``, is for the others."""
+        points = (folder / "points.txt").read_text().splitlines()
+        return Reference(outcome_of_run(folder / RUN), len(points), seconds, requests_of(folder))
+
+    def difference(self, folder: Path, reference: Reference) -> str | None:
+        """Where the finished run in ``folder`` differs from the reference; None: nowhere."""
+        return first_difference(reference.outcome, outcome_of_run(folder / RUN))
+
+    def play(self, name: str, blows: Sequence[Blow], folder: Path, reference: Reference) -> Round:
+        """A run that takes ``blows``, one a process, then finishes, compared with ``reference``."""
+        folder.mkdir(parents=True)
+        played = Round(name)
+        try:
+            for blow in [*blows, None]:
+                if not self._strike(blow, folder, played):
+                    break
+            played.difference = self.difference(folder, reference)
+        except (RunFailedError, RefusedError, TimeoutError) as error:
+            played.difference = str(error)
+        played.requests = requests_of(folder)
+        return played
+
+    def _strike(self, blow: Blow | None, folder: Path, played: Round) -> bool:
+        """One process; whether the blow met it."""
+        note = folder / f"point-{len(played.kills)}.txt"
+        at_point = blow is not None and blow.point is not None
+        observer: Observer = KillAtNumber(blow.point, note) if blow and blow.point is not None else watch_nothing
+        stored = self._stored_calls(folder / RUN)
+        process = self._start(folder, observer)
+        if blow is not None and blow.seconds is not None:
+            process.join(blow.seconds)
+            process.kill()
+        code = self._wait(process)
+        if again := stored & _calls(folder / LEDGER, pid=process.pid):
+            raise RunFailedError(f"{len(again)} calls of stored rollouts were sampled again after {_last(played)}")
+        if code == 0:
+            return False
+        if code != KILLED or blow is None:
+            raise RunFailedError(f"exit code {code} after {_last(played)}; see {folder / OUTPUT}")
+        where = note.read_text() if at_point else f"{blow.seconds:.3f} s after the start"
+        played.kills.append(_look(folder / RUN, where))
+        return True
+
+    def _start(self, folder: Path, observer: Observer) -> Any:
+        # No daemon: an agent may have child processes of its own.
+        return start_process(_child_main, self._settings, folder, observer, context=fork_context(), daemon=False)
+
+    def _wait(self, process: Any) -> int:
+        return wait_for_process(process, timeout_seconds=PROCESS_TIMEOUT_SECONDS)
+
+    def _stored_calls(self, log_path: Path) -> set[tuple[int, tuple[int, ...]]]:
+        """The seed and prompt of every call of a stored rollout, by which a repeated one would be known."""
+        calls = set()
+        for path in (log_path / "rollouts").glob("*.jsonl"):
+            text = path.read_text()
+            for line in text[: text.rfind("\n") + 1].splitlines():
+                rollout = StoredRollout.from_json(line)
+                repeats: Counter[tuple[int, ...]] = Counter()
+                for turn in rollout.turns:
+                    prompt = tuple(turn.prompt_tokens)
+                    seed = call_seed(self._run_seed, rollout.key, rollout.attempt, prompt, repeats[prompt])
+                    calls.add((seed, prompt))
+                    repeats[prompt] += 1
+        return calls
+
+
+def requests_of(folder: Path) -> Counter[str]:
+    """How often each request is in the ledger of ``folder``."""
+    return Counter(line["request"] for line in read_ledger(folder / LEDGER))
+
+
+def _look(log_path: Path, point: str) -> Kill:
+    """What a kill left, by the journal."""
+    run = read_journal(log_path).run
+    if not run.run_id:
+        return Kill(point, START_UP, 0, 0, 0)
+    plan = make_plan(run, log_path)
+    missing = plan.total_rollouts - plan.kept_rollouts
+    return Kill(point, run.state.value, plan.kept_rollouts, missing, len(plan.redone_batches))
+
+
+def _calls(ledger: Path, *, pid: int) -> set[tuple[int, tuple[int, ...]]]:
+    """The seed and prompt of every sample request of a process."""
+    lines = [line for line in read_ledger(ledger) if line["pid"] == pid and line["request"] == "sample"]
+    return {(line["seed"][0], tuple(line["prompt"][0])) for line in lines}
+
+
+def _last(played: Round) -> str:
+    return f"kill {len(played.kills)} ({played.kills[-1]})" if played.kills else "no kill"
+
+
+def _child_main(settings: Sequence[str], folder: Path, observer: Observer) -> None:
+    print_into(folder, OUTPUT, OUTPUT)
+    sys.exit(run_observed(settings, folder, observer))

@@ -1,0 +1,62 @@
+"""The verdict of a chaos campaign in words: where the kills fell, what was kept and redone, and what that proves."""
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from orchestrator.chaos.campaign import CONFIDENCE, Verdict
+from orchestrator.chaos.rounds import START_UP, Kill
+from orchestrator.names import CYCLE
+
+PAID = {"sample": "model calls", "optim_step": "optimizer steps", "save_state": "checkpoints saved"}
+"""The requests that the words tell of."""
+
+
+def verdict_table(verdict: Verdict) -> Table:
+    """One row for each state in which a kill fell."""
+    table = Table("killed in", title="kills")
+    for name in ("kills", "rollouts kept", "rollouts to finish", "train steps redone"):
+        table.add_column(name, justify="right")
+    kills = [kill for played in verdict.rounds for kill in played.kills]
+    for state in (START_UP, *(state.value for state in CYCLE), "Finished"):
+        fallen = [kill for kill in kills if kill.state == state]
+        if fallen:
+            table.add_row(state, *_sums(fallen))
+    table.add_section()
+    table.add_row("all", *_sums(kills))
+    return table
+
+
+def verdict_lines(verdict: Verdict) -> Iterator[str]:
+    """What was paid for, and what it comes to."""
+    num_rounds, num_kills = len(verdict.rounds), verdict.num_kills
+    for request, words in PAID.items():
+        made, needed = verdict.requests[request], num_rounds * verdict.reference.requests[request]
+        yield f"{words}: {made:,} for {num_rounds:,} runs that need {needed:,}; {_a_kill(made - needed, num_kills)}"
+    failed = verdict.failed
+    if failed is not None:
+        kills = ", ".join(map(str, failed.kills)) or "none"
+        yield f"FAIL {failed.name} differs from the undisturbed run: {failed.difference}"
+        yield f"its kills, in order: {kills}"
+        yield f"the run is kept in {verdict.folder / failed.name}; the same command with only={failed.name} repeats it"
+    elif num_kills:
+        yield (
+            f"PASS {num_kills:,} kills, no difference, in {verdict.seconds:,.0f} s: with {CONFIDENCE:.0%} confidence "
+            f"fewer than {verdict.bound:.2%} of such kills change anything"
+        )
+    else:
+        yield "no run was killed, so nothing is proved"
+
+
+def _sums(kills: list[Kill]) -> list[str]:
+    sums = (
+        len(kills),
+        sum(kill.kept_rollouts for kill in kills),
+        sum(kill.missing_rollouts for kill in kills),
+        sum(kill.redone_batches for kill in kills),
+    )
+    return [f"{number:,}" for number in sums]
+
+
+def _a_kill(repeated: int, num_kills: int) -> str:
+    return f"{repeated / num_kills:.2f} repeated a kill" if num_kills else "no kill"
