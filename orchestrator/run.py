@@ -4,6 +4,7 @@ import asyncio
 import importlib.metadata
 import json
 import os
+import shutil
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack, closing, suppress
@@ -14,7 +15,7 @@ from uuid import uuid4
 
 import structlog
 
-from orchestrator.backends.service import Backend, make_backend
+from orchestrator.backends.service import LOCAL_DIRECTORY, Backend, make_backend
 from orchestrator.compose import Rendering, load_rendering, open_resources
 from orchestrator.config import Config, flatten
 from orchestrator.context import Recorder, StateContext
@@ -235,15 +236,21 @@ class _Process:
 def _require_unused(log_path: Path) -> None:
     """Refuses to start a run among what another one left: its rollouts would pass for this run's.
 
+    A process that was killed before its first record may have left a base model, perhaps one of another warm start. It
+    holds no work, and goes.
+
     Raises:
         RefusedError: there are files of a run, and no journal.
     """
-    left = [name for name in ("rollouts", "datums", "local", "metrics.jsonl") if (log_path / name).exists()]
+    checkpoints = f"{LOCAL_DIRECTORY}/run"
+    left = [name for name in ("rollouts", "datums", checkpoints, "metrics.jsonl") if (log_path / name).exists()]
     if left:
         raise RefusedError(
             f"{log_path}: holds {', '.join(left)} but no journal.jsonl, so what run they belong to is not known. "
             "Restore the journal to resume that run, or give another log_path"
         )
+    if (log_path / LOCAL_DIRECTORY).exists():
+        shutil.rmtree(log_path / LOCAL_DIRECTORY)
 
 
 def _first_line(error: Exception) -> str:

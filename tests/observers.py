@@ -9,6 +9,8 @@ import time
 from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 
+from orchestrator.names import CYCLE, State
+
 
 class SignalAt:
     """Sends the process a signal, and notes when."""
@@ -91,3 +93,43 @@ class HoldAt:
             self._reached.release()
             self._let_go.acquire()
         self._seen += 1
+
+
+class KillAtNew:
+    """Kills the process at the first point that has not been tried in the machine's state, and notes both."""
+
+    def __init__(self, tried: frozenset[tuple[str, str]], state: State, note: Path) -> None:
+        """``state`` is the one that the journal is in; before the process enters it, it is in ``start-up``."""
+        self._tried = tried
+        self._journaled = state
+        self._state: str = "start-up"
+        self._note = note
+
+    def __call__(self, point: str) -> None:
+        """Follows the machine by its appends."""
+        if point == "append:after:state_entered":
+            self._state = self._journaled.value
+        if (self._state, point) not in self._tried:
+            self._note.write_text(f"{self._state} {point}")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if point == "append:after:transition":
+            self._journaled = CYCLE[(CYCLE.index(self._journaled) + 1) % len(CYCLE)]
+            self._state = "between-states"
+
+
+class AtNewStep:
+    """A plan for ``FaultyDisk``: to fail at the first step that has not been tried on its part of the run directory."""
+
+    def __init__(self, tried: frozenset[tuple[str, str]], log_path: Path, note: Path) -> None:
+        """``note`` gets step and part."""
+        self._tried = tried
+        self._log_path = log_path
+        self._note = note
+
+    def __call__(self, step: str, path: Path) -> bool:
+        """Whether this one is new."""
+        part = path.relative_to(self._log_path).parts[0] if path != self._log_path else "folder"
+        if (step, part) in self._tried:
+            return False
+        self._note.write_text(f"{step} {part}")
+        return True

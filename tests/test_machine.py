@@ -1,6 +1,7 @@
 """The machine alone: bodies that do nothing, a real journal, and what holds whatever the bodies do."""
 
 import asyncio
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -11,11 +12,13 @@ from transitions import MachineError
 
 from orchestrator.config import Config
 from orchestrator.context import Body, Recorder, Resources, StateContext, StateResult
+from orchestrator.disk import DISK, Disk
 from orchestrator.errors import JournalWriteError, RefusedError, StateFailedError, StopRequested
 from orchestrator.journal.log import Journal, read_journal
 from orchestrator.journal.records import Kind, Record
 from orchestrator.machine import StateMachine, build_table
 from orchestrator.names import CYCLE, TRANSITIONS, State
+from orchestrator.testing import AtStep, Fault, FaultyDisk
 
 NUM_BATCHES = 2
 RESULTS: Mapping[State, Mapping[str, Any]] = {
@@ -46,11 +49,12 @@ class Bench:
         bodies: Mapping[State, Body] = IDLE,
         *,
         observer: Callable[[str], None] = lambda _point: None,
+        disk: Disk = DISK,
         timeout_seconds: float = 60.0,
         grace_seconds: float = 60.0,
     ) -> None:
         """``bodies`` replaces some of the trivial ones."""
-        self.journal = Journal(log_path, observer=observer)
+        self.journal = Journal(log_path, observer=observer, disk=disk)
         self.stop = asyncio.Event()
         self.entered: list[tuple[int, State]] = []
         if not self.journal.records:
@@ -200,6 +204,29 @@ async def test_an_append_that_fails_leaves_the_machine_where_it_was(kind: Kind, 
     await resumed.machine.drive()
     assert resumed.entered[0] == (0, State.ROLLOUT)
     assert resumed.journal.run.state is State.FINISHED
+
+
+@pytest.mark.parametrize("fault", Fault)
+async def test_no_step_of_the_disk_can_fail_and_move_the_machine(fault: Fault, tmp_path: Path) -> None:
+    """Every write and sync of a run in turn: what raised has not happened, and the next process goes on from there."""
+    failures = 0
+    for number in itertools.count():
+        log_path = tmp_path / str(number)
+        try:
+            bench = Bench(log_path, disk=FaultyDisk(fault, AtStep(number)))
+            await bench.machine.drive()
+        except JournalWriteError:
+            failures += 1
+        else:
+            break
+        resumed = Bench(log_path)
+        stood = resumed.journal.run
+        assert (stood.batch, stood.state) == (read_journal(log_path).run.batch, resumed.machine.state)
+        before = (stood.batch, State(resumed.machine.state))
+        await resumed.machine.drive()
+        assert resumed.entered[0] == before
+        assert resumed.journal.run.state is State.FINISHED
+    assert failures > 4 * NUM_BATCHES * len(CYCLE)
 
 
 async def test_a_body_that_raises_stops_the_run_in_its_state_and_says_which(tmp_path: Path) -> None:

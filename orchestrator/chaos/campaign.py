@@ -27,6 +27,8 @@ class Verdict:
     seconds: float
     folder: Path
     """Holds the run that came out differently; gone if none did."""
+    seed: int
+    """Of the runs and of the kills."""
 
     @property
     def num_kills(self) -> int:
@@ -82,7 +84,7 @@ def run_campaign(wanted: Wanted, tell: Callable[[str], None]) -> Verdict:
         while (abreast := list(islice(due, wanted.jobs))) and not any(done.difference for done in played):
             played += pool.map(play, abreast)
             tell(f"{played[-1].name}: {sum(len(done.kills) for done in played):,} kills so far")
-    verdict = Verdict(played, reference, time.monotonic() - began, folder)
+    verdict = Verdict(played, reference, time.monotonic() - began, folder, wanted.run_seed)
     if verdict.failed is None:
         shutil.rmtree(folder)
     return verdict

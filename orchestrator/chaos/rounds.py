@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class Reference:
     num_points: int
     """How many points it passed."""
     seconds: float
-    requests: Counter[str]
+    requests: Mapping[str, int]
 
 
 class RunFailedError(Exception):

@@ -31,12 +31,12 @@ def verdict_lines(verdict: Verdict) -> Iterator[str]:
     """What was paid for, and what it comes to."""
     num_rounds, num_kills = len(verdict.rounds), verdict.num_kills
     for request, words in PAID.items():
-        made, needed = verdict.requests[request], num_rounds * verdict.reference.requests[request]
+        made, needed = verdict.requests[request], num_rounds * verdict.reference.requests.get(request, 0)
         yield f"{words}: {made:,} for {num_rounds:,} runs that need {needed:,}; {_a_kill(made - needed, num_kills)}"
     failed = verdict.failed
     if failed is not None:
         kills = ", ".join(map(str, failed.kills)) or "none"
-        yield f"FAIL {failed.name} differs from the undisturbed run: {failed.difference}"
+        yield f"FAIL {failed.name}, seed {verdict.seed}, differs from the undisturbed run: {failed.difference}"
         yield f"its kills, in order: {kills}"
         yield f"the run is kept in {verdict.folder / failed.name}; the same command with only={failed.name} repeats it"
     elif num_kills:

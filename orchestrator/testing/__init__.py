@@ -4,13 +4,14 @@ All are real classes that count, wait or die; nothing is patched.
 """
 
 from orchestrator.testing.fakes import Answer, FakeSamplingClient
-from orchestrator.testing.faults import Fault, FaultyDisk
+from orchestrator.testing.faults import AtStep, Fault, FaultyDisk
 from orchestrator.testing.ledger import LedgerService, read_ledger
 from orchestrator.testing.outcome import first_difference, outcome_of_run
 from orchestrator.testing.points import KillAt, KillAtNumber, NotePoints, ObservedDisk, Observer, watch_nothing
 
 __all__ = [
     "Answer",
+    "AtStep",
     "FakeSamplingClient",
     "Fault",
     "FaultyDisk",

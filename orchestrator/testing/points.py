@@ -96,4 +96,5 @@ class ObservedDisk(Disk):
         self._observer(f"rename:after:{part}")
 
     def _part(self, path: Path) -> str:
-        return path.relative_to(self._log_path).parts[0]
+        # What is kept aside of a torn journal has the byte in its name, and would be a new part at every tear.
+        return path.relative_to(self._log_path).parts[0].partition(".torn-")[0]

@@ -1,0 +1,70 @@
+"""A kill at every kind of point in every state, recovery included, changes nothing in the end.
+
+The slice that CI can afford of ``make chaos``: of all points of a run, each kind once in each state.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from observers import KillAtNew
+from processes import fixture_d, run_child
+
+from orchestrator.journal.log import read_journal
+from orchestrator.names import CYCLE
+from orchestrator.testing import outcome_of_run
+
+SETTINGS = ("save_every=2", "rolling_save_every=1", "val_dataset=troubled:VAL_TASKS", "eval_every=2", "concurrency=1")
+"""Every kind of checkpoint in three batches: initial, rolling after batch 0, periodic after 1, final after 2."""
+PARTS = {"journal.jsonl", "rollouts", "datums", "metrics.jsonl", "checkpoints.jsonl", "config.json", "local"}
+"""Of the run directory, those that are written durably."""
+DEEPEST_RECOVERY = 5
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the run comes to when nothing disturbs it."""
+    child = fixture_d(tmp_path_factory.mktemp("undisturbed"), *SETTINGS)
+    assert run_child(child) == 0
+    return outcome_of_run(child.log_path)
+
+
+def test_no_point_of_any_state_is_a_place_where_a_kill_changes_the_end(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    """Each process is killed at the first point that is new in its state, until a whole run has none that is new."""
+    tried: dict[tuple[str, str], int] = {}
+    deepest = kills_since_progress = runs = 0
+    while True:
+        folder = tmp_path / f"run-{runs}"
+        folder.mkdir()
+        kills, records = 0, 0
+        while run_child(fixture_d(folder, *SETTINGS, observer=kill_at_new(folder, tried))) == -9:
+            state, point = (folder / "point.txt").read_text().split()
+            tried[state, point] = runs
+            kills += 1
+            journaled = len(transitions(folder))
+            kills_since_progress = kills_since_progress + 1 if journaled == records else 0
+            records = journaled
+            deepest = max(deepest, kills_since_progress)
+        assert "exit 0 " in fixture_d(folder).output.splitlines()[-1], fixture_d(folder).output
+        assert outcome_of_run(folder / "run") == undisturbed, f"after kills at {tried}"
+        runs += 1
+        if kills == 0:
+            break
+    seen = {point.rpartition(":")[2] for _, point in tried if point.startswith("write:middle:")}
+    assert seen == PARTS, "a part of the run directory is not written through the run's disk"
+    assert {state for state, _ in tried} == {"start-up", "between-states", *CYCLE}
+    assert deepest >= DEEPEST_RECOVERY
+    print(f"{len(tried)} kills in {runs} runs, {deepest} deep")
+
+
+def kill_at_new(folder: Path, tried: dict[tuple[str, str], int]) -> KillAtNew:
+    """Told which state the next process begins in."""
+    state = read_journal(folder / "run").run.state
+    return KillAtNew(frozenset(tried), state, folder / "point.txt")
+
+
+def transitions(folder: Path) -> list[Any]:
+    """The moves that the journal has."""
+    return [record for record in read_journal(folder / "run").records if record.kind == "transition"]
