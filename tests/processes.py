@@ -8,8 +8,8 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ class Child:
     """The child's working directory: where its output, the request ledger and the run directory ``run`` go."""
     observer: Callable[[str], None] = watch_nothing
     """Called in the child at each append to the journal and each request; see ``observers``."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Set in the child; its configuration sees no other variable."""
 
     @property
     def log_path(self) -> Path:
@@ -109,7 +111,14 @@ def fork_context() -> ForkServerContext:
     """The fork server's context; the server starts with the first child."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["orchestrator.run", "orchestrator.backends.local.service", "openai", "processes", "observers"]
+        [
+            "orchestrator.run",
+            "orchestrator.backends.local.service",
+            "openai",
+            "processes",
+            "observers",
+            "tinker_service",
+        ]
     )
     return context
 
@@ -130,14 +139,15 @@ def _child_main(child: Child) -> None:
     from orchestrator.testing import LedgerService
 
     _enter(child.folder, "output.txt", "output.txt")
+    os.environ.update(child.environ)
 
     def make_recorded(config: Config, log_path: Path) -> Backend:
         backend = make_backend(config, log_path)
-        return Backend(LedgerService(backend.service, child.ledger, child.observer), backend.load_tokenizer)
+        return replace(backend, service=LedgerService(backend.service, child.ledger, child.observer))
 
     began = time.monotonic()
     try:
-        code = run_to_end(load_config(child.settings, environ={}), Seams(make_recorded, child.observer))
+        code = run_to_end(load_config(child.settings, environ=child.environ), Seams(make_recorded, child.observer))
     except OrchestratorError as error:
         print(f"orchestrator: {error}", file=sys.stderr)
         code = error.exit_code
