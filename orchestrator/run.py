@@ -109,8 +109,9 @@ class _Process:
                 MetricRows(self._log_path, journal.run, disk=self._seams.disk).close()
                 console.print("nothing to do: the run has finished")
             else:
-                # Made before the run is taken up: a model or renderer that cannot be leaves no run behind.
+                # Made before the run is taken up: a key, model or renderer that cannot be leaves no run behind.
                 backend = self._seams.make_backend(self._config, self._log_path, self._seams.disk)
+                await self._unless_stopped(backend.connect())
                 rendering = await self._unless_stopped(load_rendering(self._config, backend))
                 self._take_up(journal, drift)
                 logs.bind(run_id=journal.run.run_id)

@@ -1,11 +1,14 @@
 """What the whole-program tests share: a run that nothing disturbs, and one that was killed in the middle."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import Child, fixture_d, run_child
+from tinker_runs import run_unseen, service_run
+from tinker_server import TinkerServer, tinker_server
 
 from orchestrator.testing import KillAt, outcome_of_run
 
@@ -40,3 +43,25 @@ def killed(killed_child: Child, tmp_path: Path) -> Path:
     folder = tmp_path / "killed"
     shutil.copytree(killed_child.folder, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tinker_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
+    """A Tinker server; ``service`` is it as one test sees it."""
+    with tinker_server(tmp_path_factory.mktemp("tinker")) as server:
+        yield server
+
+
+@pytest.fixture
+def service(tinker_process: TinkerServer) -> TinkerServer:
+    """The Tinker server with an empty log, on which nothing is planned to go wrong."""
+    tinker_process.forget()
+    return tinker_process
+
+
+@pytest.fixture(scope="session")
+def undisturbed_child(tinker_process: TinkerServer, tmp_path_factory: pytest.TempPathFactory) -> Child:
+    """A finished run of fixture D on the Tinker server; its directory is not to be written to."""
+    child = service_run(tmp_path_factory.mktemp("undisturbed"), tinker_process)
+    assert run_unseen(child) == 0, child.output
+    return child

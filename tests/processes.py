@@ -52,7 +52,7 @@ class Child:
     disk: Disk | None = None
     """Takes the durable writes, in place of an observed disk."""
     environ: Mapping[str, str] = field(default_factory=dict)
-    """The environment that its configuration is read in."""
+    """Set in the child; its configuration sees no other variable."""
 
     @property
     def log_path(self) -> Path:
@@ -110,7 +110,7 @@ def run_command(folder: Path, *arguments: str) -> tuple[int, str, str]:
 
 def fork_context() -> ForkServerContext:
     """The fork server's context; the server starts with the first child."""
-    return fork_context_with("processes", "observers")
+    return fork_context_with("processes", "observers", "tinker_service")
 
 
 def _start(target: Callable[..., None], *arguments: Any) -> Any:
@@ -119,6 +119,7 @@ def _start(target: Callable[..., None], *arguments: Any) -> Any:
 
 def _child_main(child: Child) -> None:
     _enter(child.folder, OUTPUT, OUTPUT)
+    os.environ.update(child.environ)
     began = time.monotonic()
     code = run_observed(child.settings, child.folder, child.observer, disk=child.disk, environ=child.environ)
     print(f"exit {code} after {time.monotonic() - began:.2f} s", file=sys.stderr)

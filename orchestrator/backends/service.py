@@ -16,6 +16,10 @@ LOCAL_DIRECTORY = "local"
 """Where the embedded backend keeps its checkpoints, under the run directory."""
 
 
+async def _embedded() -> None:
+    """An embedded backend has nothing to connect to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """Where a run trains and samples."""
@@ -23,6 +27,8 @@ class Backend:
     service: ServiceClient
     load_tokenizer: Callable[[], Awaitable[Any]]
     """Gives the Hugging Face tokenizer of the run's model."""
+    connect: Callable[[], Awaitable[None]] = _embedded
+    """To be awaited before anything is asked of ``service``. Raises ConfigError or BackendError."""
 
 
 def make_backend(
@@ -45,5 +51,12 @@ def make_backend(
     import tinker
     from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-    service: ServiceClient = tinker.ServiceClient(base_url=config.base_url)
-    return Backend(service, lambda: asyncio.to_thread(get_tokenizer, config.model_name))
+    from orchestrator.backends.hosted import connect
+    from orchestrator.backends.retries import tell_retries
+
+    tell_retries()
+    client = tinker.ServiceClient(base_url=config.base_url)
+    service: ServiceClient = client
+    return Backend(
+        service, lambda: asyncio.to_thread(get_tokenizer, config.model_name), lambda: connect(config, client)
+    )

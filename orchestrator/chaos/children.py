@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import cast
@@ -73,7 +74,7 @@ def run_observed(
 
     def make_recorded(config: Config, log_path: Path, disk: Disk) -> Backend:
         backend = make_backend(config, log_path, disk)
-        return Backend(LedgerService(backend.service, folder / LEDGER, observer), backend.load_tokenizer)
+        return replace(backend, service=LedgerService(backend.service, folder / LEDGER, observer))
 
     used_disk = ObservedDisk(folder / RUN, observer) if disk is None else disk
     try:

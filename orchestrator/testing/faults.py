@@ -49,7 +49,7 @@ class FaultyDisk(Disk):
 
     def write(self, descriptor: int, data: bytes | memoryview, path: Path) -> int:
         """Raises OSError as planned."""
-        if self._fails("write", path):
+        if data and self._fails("write", path):  # nothing fits anywhere
             if self._fault is Fault.SHORT and not self._halved:
                 self._halved = True
                 return super().write(descriptor, data[: len(data) // 2], path)

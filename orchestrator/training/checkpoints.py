@@ -1,5 +1,6 @@
 """The checkpoint ledger: what is saved under which name, what is still there, and what may go."""
 
+import asyncio
 import json
 from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,9 @@ from orchestrator.names import batch_name
 log = structlog.get_logger(__name__)
 
 SavedT = TypeVar("SavedT", bound=Any)
+
+FIRST_LOOK_SECONDS = 2.0
+"""How long a service may take over a save before it is asked whether the checkpoint is there; then twice as long."""
 
 
 class CheckpointRecorder(Protocol):
@@ -109,9 +113,13 @@ class CheckpointLedger:
                 continue
             if await self.exists(checkpoint.state_path):
                 return checkpoint
-            log.warning("checkpoint is gone, trying an older one", checkpoint=checkpoint.name, batch=checkpoint.batch)
-            recorder.checkpoint_lost(checkpoint, reason="the backend no longer has it")
+            self.lose(checkpoint, recorder=recorder)
         return None
+
+    def lose(self, checkpoint: Checkpoint, *, recorder: CheckpointRecorder) -> None:
+        """Journals that the backend no longer has ``checkpoint``, so that none relies on it any more."""
+        log.warning("checkpoint is gone, trying an older one", checkpoint=checkpoint.name, batch=checkpoint.batch)
+        recorder.checkpoint_lost(checkpoint, reason="the backend no longer has it")
 
     async def drop_superseded_rolling(self, run: RunState, newest: Checkpoint, recorder: CheckpointRecorder) -> None:
         """Deletes the rolling checkpoints older than ``newest``, which must be journaled already."""
@@ -153,18 +161,48 @@ class CheckpointLedger:
     async def _saved_path(
         self, client: TrainingClient, request: Awaitable[Future[SavedT]], *, section: str, name: str
     ) -> str:
-        """The path a save answers with; where an earlier save of that name was applied, that one's path.
+        """The path a save answers with; where an earlier try of that save was applied, that one's path.
 
-        A name holds the number of batches trained, and the weights after these are always the same. So a conflict means
-        that this very save was applied before and its reply, or the process, lost.
+        A name holds the number of batches trained, and the weights after these are always the same. So a name that is
+        taken means that this very save was applied before and its reply, or the process, lost.
         """
+        saving = asyncio.ensure_future(self._reply(_replied(request), f"saving {section}/{name}"))
+        look_seconds = None if self._config.backend == "local" else FIRST_LOOK_SECONDS
         try:
-            saved = await self._reply(_replied(request), f"saving {section}/{name}")
+            while not (await asyncio.wait({saving}, timeout=look_seconds))[0]:
+                # The SDK answers a taken name by asking again, for five minutes; meanwhile the checkpoint is there.
+                path = await self._path(client, section, name)
+                if await self._is_there(path) and not saving.done():
+                    return self._adopted(path)
+                look_seconds = 2 * look_seconds if look_seconds else None
+            return str(saving.result().path)
         except tinker.ConflictError:
-            owner = (await self._reply(client.get_info_async(), "asking for the model id")).model_id
-            log.warning("adopted what was saved before under this name", name=name)
-            return f"{self._config.backend}://{owner}/{section}/{name}"
-        return str(saved.path)
+            return self._adopted(await self._path(client, section, name))
+        except tinker.RequestFailedError:
+            # Accepted and failed later, perhaps for the name: then what has it is there.
+            path = await self._path(client, section, name)
+            if not await self._is_there(path):
+                raise
+            return self._adopted(path)
+        finally:
+            saving.cancel()
+            await asyncio.gather(saving, return_exceptions=True)
+
+    async def _path(self, client: TrainingClient, section: str, name: str) -> str:
+        owner = (await self._reply(client.get_info_async(), "asking for the model id")).model_id
+        return f"{self._config.backend}://{owner}/{section}/{name}"
+
+    async def _is_there(self, path: str) -> bool:
+        """Whether a checkpoint is known to be there; a service that will not say leaves it to the save's own reply."""
+        try:
+            return await self.exists(path)
+        except tinker.APIStatusError as error:
+            log.debug("the service does not say whether a checkpoint is there", path=path, status=error.status_code)
+            return False
+
+    def _adopted(self, path: str) -> str:
+        log.warning("adopted what was saved before under this name", path=path)
+        return path
 
     async def _reply(self, request: Awaitable[SavedT], what: str) -> SavedT:
         return await reply_within(self._config.backend_timeout_seconds, request, what)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import structlog
+import tinker
 from tinker_cookbook.rl.metrics import compute_kl_sample_train
 from tinker_cookbook.rl.train import train_step
 
@@ -120,16 +121,19 @@ class TrainedWeights:
                 check(self._log_path, batch, sha256=step["sha256"])
 
     async def _restore(self, run: RunState, batch: int, recorder: CheckpointRecorder) -> None:
-        checkpoint = await self._ledger.newest_live(run, at_most_batch=batch, recorder=recorder)
-        if checkpoint is None:
-            self._require_base(run)
-            log.warning("no checkpoint is alive: redoing every batch from the base model", batches=batch)
-            await self.fresh()
+        while checkpoint := await self._ledger.newest_live(run, at_most_batch=batch, recorder=recorder):
+            log.info("restoring weights and optimizer", checkpoint=checkpoint.name, checkpoint_batch=checkpoint.batch)
+            request = self._service.create_training_client_from_state_with_optimizer_async(checkpoint.state_path)
+            try:
+                self._client = await self._reply(request, f"restoring checkpoint {checkpoint.name}")
+            except tinker.NotFoundError:  # it went between the look and the load
+                self._ledger.lose(checkpoint, recorder=recorder)
+                continue
+            self._trained_batches = checkpoint.batch
             return
-        log.info("restoring weights and optimizer", checkpoint=checkpoint.name, checkpoint_batch=checkpoint.batch)
-        request = self._service.create_training_client_from_state_with_optimizer_async(checkpoint.state_path)
-        self._client = await self._reply(request, f"restoring checkpoint {checkpoint.name}")
-        self._trained_batches = checkpoint.batch
+        self._require_base(run)
+        log.warning("no checkpoint is alive: redoing every batch from the base model", batches=batch)
+        await self.fresh()
 
     def _require_base(self, run: RunState) -> None:
         if self._config.load_checkpoint_path is not None:
