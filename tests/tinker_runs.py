@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from processes import Child, fixture_d, run_child, watch_nothing
+from processes import Child, fixture_d, run_child
 from tinker_server import KEY, TinkerServer
 
 from orchestrator.journal.log import read_journal
 from orchestrator.journal.records import Kind
-from orchestrator.testing import outcome_of_run
+from orchestrator.testing import outcome_of_run, watch_nothing
 
 OWNER = re.compile(r"tinker://session-\d+:train:\d+/")
 TRAINING = ("forward_backward", "optim_step", "save_weights_for_sampler", "save_weights")
