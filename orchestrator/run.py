@@ -8,14 +8,16 @@ import shutil
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import structlog
 
+from orchestrator.backends.counted import CountedService
 from orchestrator.backends.service import LOCAL_DIRECTORY, Backend, make_backend
+from orchestrator.backends.usage import USAGE_NAME, UsageLog
 from orchestrator.compose import Rendering, load_rendering, open_resources
 from orchestrator.config import Config, flatten
 from orchestrator.context import Recorder, StateContext
@@ -41,6 +43,7 @@ from orchestrator.reporting.logs import PatientConsole, RunLogging, configure_lo
 from orchestrator.reporting.metrics import MetricRows, has_final_row
 from orchestrator.reporting.summarize import summarize
 from orchestrator.reporting.summary import summary_panel
+from orchestrator.reporting.work import read_work
 from orchestrator.rollouts.agents import load_agent
 from orchestrator.rollouts.dataset import TaskBatches, TaskSets, load_batches, load_tasks
 from orchestrator.signals import StopSignal
@@ -116,7 +119,8 @@ class _Process:
                 self._take_up(journal, drift)
                 logs.bind(run_id=journal.run.run_id)
                 await self._drive_journaled(journal, logs, backend, rendering)
-            console.print(summary_panel(summarize(journal.records, journal.run, Path(self._config.log_path))))
+            work = read_work(self._log_path, journal.records, journal.run, live=False)
+            console.print(summary_panel(summarize(journal.records, journal.run, Path(self._config.log_path), work)))
         return EXIT_FINISHED
 
     def _nothing_to_do(self, run: RunState) -> bool:
@@ -200,11 +204,14 @@ class _Process:
         """Makes the resources, drives the machine, and writes the final evaluation's row."""
         config, log_path, run, recorder = self._config, self._log_path, journal.run, Recorder(journal)
         async with AsyncExitStack() as stack:
+            usage = stack.enter_context(
+                UsageLog(log_path, process=run.processes - 1, batch=run.batch, state=run.state.value)
+            )
             opening = open_resources(
                 config,
                 log_path,
                 run,
-                backend=backend,
+                backend=replace(backend, service=CountedService(backend.service, usage)),
                 rendering=rendering,
                 recorder=recorder,
                 agent=self._agent,
@@ -218,6 +225,7 @@ class _Process:
             def enter(entered: Record) -> StateContext:
                 place = {"batch": run.batch, "state": run.state.value, "attempt": entered.fields["attempt"]}
                 logs.bind(**place, journal_seq=entered.seq)
+                usage.enter(run.batch, run.state.value)
                 resources.progress.enter(run.state, run.batch)
                 return StateContext(config, log_path, run, resources, recorder, log, self._stop.event)
 
@@ -243,8 +251,8 @@ def _require_unused(log_path: Path) -> None:
     Raises:
         RefusedError: there are files of a run, and no journal.
     """
-    checkpoints = f"{LOCAL_DIRECTORY}/run"
-    left = [name for name in ("rollouts", "datums", checkpoints, "metrics.jsonl") if (log_path / name).exists()]
+    results = ("rollouts", "datums", f"{LOCAL_DIRECTORY}/run", "metrics.jsonl", USAGE_NAME)
+    left = [name for name in results if (log_path / name).exists()]
     if left:
         raise RefusedError(
             f"{log_path}: holds {', '.join(left)} but no journal.jsonl, so what run they belong to is not known. "

@@ -12,8 +12,8 @@ from orchestrator.rollouts.outcomes import RolloutKey, StoredRollout
 from orchestrator.testing import KillAtNumber, outcome_of_run, read_ledger
 
 NUM_KILLS = 6
-FARTHEST_POINT = 40
-"""A whole run of fixture D passes about 180 points, a recovery from the start of a batch about 15."""
+FARTHEST_POINT = 120
+"""A whole run of fixture D passes about 500 points, a recovery from the start of a batch about 40."""
 RUN_SEED = 42
 TURNS = 2
 KEYS = [RolloutKey(batch, "train", group, member) for batch in range(3) for group in range(2) for member in range(2)]

@@ -98,7 +98,7 @@ def make_plan(run: RunState, log_path: Path) -> Plan:
         SideFileDamagedError: a line of the stored rollouts is not one.
     """
     mode, total = _rollouts_due(run)
-    stored = [] if mode is None else _stored_rollouts(log_path / "rollouts" / f"{batch_name(run.batch)}.{mode}.jsonl")
+    stored = [] if mode is None else stored_rollouts(log_path / "rollouts" / f"{batch_name(run.batch)}.{mode}.jsonl")
     kept = len({(rollout["group"], rollout["member"]) for rollout in stored if rollout["last"]})
     weights_needed = run.batch < run.num_batches and not (run.state is State.LOG and run.batch == run.num_batches - 1)
     trained = run.batch + (run.state in {State.SWAP_SAMPLER, State.LOG})
@@ -140,7 +140,12 @@ def _rollouts_due(run: RunState) -> tuple[Literal["train", "eval"] | None, int]:
     return None, 0
 
 
-def _stored_rollouts(path: Path) -> list[dict[str, Any]]:
+def stored_rollouts(path: Path) -> list[dict[str, Any]]:
+    """Of each whole line of a file of rollouts: ``group``, ``member``, ``last`` and how many ``sampled_tokens``.
+
+    Raises:
+        SideFileDamagedError: a line is not a stored rollout.
+    """
     rollouts = []
     for number, line in enumerate(LineFile.read_lines(path), start=1):
         try:

@@ -7,6 +7,7 @@ from typing import Any
 from orchestrator.journal.lock import RunLock
 from orchestrator.journal.log import require_journal
 from orchestrator.journal.plan import Plan, make_plan
+from orchestrator.reporting.work import WorkDone, read_work, work_lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Status:
     last_record_at: str
     """When the journal last grew."""
     plan: Plan
+    work: WorkDone | None
+    """What was made, kept and lost; None: it was not recorded."""
 
     def lines(self) -> list[str]:
         """The status in words."""
@@ -36,18 +39,20 @@ class Status:
         told = self.plan.lines()
         return [
             *head,
+            f"work lost: {work_lost(self.work)}",
             "if it were killed now, the same command:" if self.holder else "the same command:",
             *(f"  {line}" for line in told),
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; the plan's fields are under ``plan``."""
+        """Plain JSON values; the plan's fields are under ``plan``, the work's under ``work``."""
         return {
             "log_path": str(self.log_path),
             "holder": self.holder,
             "killed": self.killed,
             "last_record_at": self.last_record_at,
             "plan": self.plan.to_json(),
+            "work": None if self.work is None else self.work.to_json(),
         }
 
 
@@ -70,4 +75,5 @@ def read_status(log_path: Path) -> Status:
         killed,
         last_record_at=reading.records[-1].at,
         plan=replace(plan, kills=plan.kills + 1) if killed else plan,
+        work=read_work(log_path, reading.records, reading.run, live=holder is not None),
     )

@@ -9,10 +9,11 @@ from orchestrator.journal.records import Kind, Record
 from orchestrator.journal.recovery import RunState
 from orchestrator.names import State
 from orchestrator.reporting.summary import RunSummary
+from orchestrator.reporting.work import WorkDone
 
 
-def summarize(records: Sequence[Record], run: RunState, log_path: Path) -> RunSummary:
-    """What ``records``, and ``run`` folded from them, say of the whole run."""
+def summarize(records: Sequence[Record], run: RunState, log_path: Path, work: WorkDone | None) -> RunSummary:
+    """What ``records``, and ``run`` folded from them, say of the whole run; ``log_path`` is told as it is given."""
     played = [facts.results[State.ROLLOUT] for facts in run.batches.values() if State.ROLLOUT in facts.results]
     trained = [facts.results[State.TRAIN_STEP] for facts in run.batches.values() if State.TRAIN_STEP in facts.results]
     evaluated = [
@@ -37,6 +38,7 @@ def summarize(records: Sequence[Record], run: RunState, log_path: Path) -> RunSu
         optim_steps=sum(result["optim_steps"] for result in trained),
         outcomes=outcomes,
         checkpoints=[checkpoint.state_path for checkpoint in run.checkpoints],
+        work=work,
     )
 
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.reporting.progress import duration
+from orchestrator.reporting.work import WorkDone, work_lost
 
 EDGE_BATCHES = 3
 """How many batches at either end the reward is averaged over."""
@@ -39,6 +40,8 @@ class RunSummary:
     """Training rollouts by outcome."""
     checkpoints: Sequence[str]
     """Paths of the live checkpoints, the newest last."""
+    work: WorkDone | None
+    """What was made, kept and lost; None: it was not recorded."""
 
 
 def summary_panel(summary: RunSummary) -> Panel:
@@ -61,6 +64,7 @@ def summary_panel(summary: RunSummary) -> Panel:
     elif evaluations:
         rows.add_row("evaluation", f"{evaluations[0]:.3f}")
     rows.add_row("tokens", f"{summary.sampled_tokens:,} sampled, {summary.trained_tokens:,} trained on")
+    rows.add_row("work lost", work_lost(summary.work))
     counted = [f"{count:,} {outcome}" for outcome, count in summary.outcomes.items() if count]
     rows.add_row("rollouts", ", ".join(counted) or "none")
     rows.add_row("checkpoints", _checkpoints(summary.checkpoints))

@@ -5,7 +5,7 @@ All are real classes that count, wait or die; nothing is patched.
 
 from orchestrator.testing.fakes import Answer, FakeSamplingClient
 from orchestrator.testing.faults import AtStep, Fault, FaultyDisk
-from orchestrator.testing.ledger import LedgerService, read_ledger
+from orchestrator.testing.ledger import LedgerService, read_ledger, read_replies
 from orchestrator.testing.outcome import first_difference, outcome_of_run
 from orchestrator.testing.points import KillAt, KillAtNumber, NotePoints, ObservedDisk, Observer, watch_nothing
 
@@ -24,5 +24,6 @@ __all__ = [
     "first_difference",
     "outcome_of_run",
     "read_ledger",
+    "read_replies",
     "watch_nothing",
 ]

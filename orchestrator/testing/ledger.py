@@ -1,5 +1,6 @@
 """Every request to the backend, written down where a kill cannot reach it, by a wrapper around the service client."""
 
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -15,7 +16,8 @@ class LedgerService:
     """A service client around another one: every request goes into a ledger file and past an observer.
 
     The ledger outlives a kill: a line a request, appended before the request is made, with the process id, the request
-    and what identifies it. ``observer`` is called with ``request:before:<name>`` and ``request:after:<name>``.
+    and what identifies it; and a line with what was sampled once the reply of a ``sample`` is here, see
+    ``read_replies``. ``observer`` is called with ``request:before:<name>`` and ``request:after:<name>``.
     """
 
     def __init__(self, service: ServiceClient, ledger: Path, observer: Callable[[str], None]) -> None:
@@ -23,6 +25,7 @@ class LedgerService:
         self._service = service
         self._ledger = ledger
         self._observer = observer
+        self._calls = itertools.count()
 
     def __getattr__(self, name: str) -> Any:
         """What makes a training or sampling client gives it with the same ledger; the rest is the service's own."""
@@ -37,27 +40,37 @@ class LedgerService:
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             self._observer(f"request:before:{short}")
-            self.write(short, args, kwargs)
+            number = self.write(short, args, kwargs)
             reply = await request(*args, **kwargs)
+            if isinstance(reply, types.SampleResponse):
+                self._append({"reply_to": number, "sampled": [list(sequence.tokens) for sequence in reply.sequences]})
             self._observer(f"request:after:{short}")
             return _LedgerClient(reply, self) if name.startswith("create_") else reply
 
         return call
 
-    def write(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """One line of the ledger."""
+    def write(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """One line of the ledger; returns the request's number in this process."""
+        number = next(self._calls)
         told = [value for value in (*args, *kwargs.values()) if isinstance(value, str)]
         prompts = [value for value in (*args, *kwargs.values()) if isinstance(value, types.ModelInput)]
         params = [value for value in (*args, *kwargs.values()) if isinstance(value, types.SamplingParams)]
-        line = {
-            "pid": os.getpid(),
-            "request": name,
-            "names": told,
-            "prompt": [prompt.to_ints() for prompt in prompts],
-            "seed": [param.seed for param in params],
-        }
+        datums = args[0] if name == "forward_backward" else ()
+        self._append(
+            {
+                "number": number,
+                "request": name,
+                "names": told,
+                "prompt": [prompt.to_ints() for prompt in prompts],
+                "seed": [param.seed for param in params],
+                "datums": [datum.model_input.to_ints() for datum in datums],
+            }
+        )
+        return number
+
+    def _append(self, line: dict[str, Any]) -> None:
         with self._ledger.open("ab") as file:
-            file.write(json.dumps(line).encode() + b"\n")
+            file.write(json.dumps({"pid": os.getpid(), **line}).encode() + b"\n")
 
 
 class _LedgerClient:
@@ -75,6 +88,15 @@ class _LedgerClient:
 
 
 def read_ledger(ledger: Path) -> list[dict[str, Any]]:
-    """The lines of a ledger; what a kill tore is left out."""
+    """A ledger's lines about requests, in the order they were made; what a kill tore is left out."""
+    return [line for line in _lines(ledger) if "request" in line]
+
+
+def read_replies(ledger: Path) -> list[dict[str, Any]]:
+    """A ledger's lines about replies: ``pid``, ``reply_to`` (the request's ``number``) and the tokens ``sampled``."""
+    return [line for line in _lines(ledger) if "reply_to" in line]
+
+
+def _lines(ledger: Path) -> list[dict[str, Any]]:
     text = ledger.read_text() if ledger.exists() else ""
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]

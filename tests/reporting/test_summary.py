@@ -6,6 +6,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from orchestrator.reporting.summary import RunSummary, summary_panel
+from orchestrator.reporting.work import Amount, Work, WorkDone
 
 SUMMARY = RunSummary(
     log_path="runs/first",
@@ -21,6 +22,12 @@ SUMMARY = RunSummary(
     optim_steps=320,
     outcomes={"succeeded": 2200, "failed": 40, "timed_out": 0},
     checkpoints=["local://a/000020", "local://a/final"],
+    work=WorkDone(
+        Work(sampled_tokens=Amount(123_768, 123_456, 312), optim_steps=Amount(324, 320, 4)),
+        batches={},
+        whole=True,
+        unreadable_lines=0,
+    ),
 )
 
 
@@ -40,6 +47,7 @@ def test_the_summary_says_what_was_reached_and_where_to_read_more() -> None:
         "0.100 (first 3 batches) -> 0.900 (last 3)  +0.800",
         "0.250 (first) -> 0.750 (final)  +0.500",
         "123,456 sampled, 100,000 trained on",
+        "312 of 123,768 sampled tokens (0.3 %), 4 of 324 optimizer steps",
         "2,200 succeeded, 40 failed ",
         "2, the newest local://a/final",
         "python -m orchestrator status runs/first",
