@@ -1,6 +1,6 @@
 """Makes what one process holds for all states of a run, in the order in which it is needed, and takes it down again."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from orchestrator.journal.recovery import RunState
 from orchestrator.reporting.logs import RunLogging
 from orchestrator.reporting.metrics import MetricRows
 from orchestrator.reporting.progress import Progress
+from orchestrator.reporting.trackers.feed import open_trackers
 from orchestrator.rollouts.capture import Capture
 from orchestrator.rollouts.collect import Collector
 from orchestrator.rollouts.dataset import TaskBatches, TaskSets
@@ -70,6 +71,7 @@ async def open_resources(
     tasks: TaskSets,
     batches: TaskBatches,
     logs: RunLogging,
+    observer: Callable[[str], None],
 ) -> AsyncIterator[Resources]:
     """The resources of a run, while the context is entered.
 
@@ -95,6 +97,8 @@ async def open_resources(
             agent, store=gateway.store, capture=capture, timeout_seconds=config.rollout_timeout_seconds
         )
         stack.callback(runner.close)
+        trackers = open_trackers(config, log_path, run, redact=logs.redact, observer=observer)
+        stack.push_async_callback(trackers.close)
         yield Resources(
             service=service,
             train_batches=batches,
@@ -108,6 +112,6 @@ async def open_resources(
             weights=weights,
             ledger=ledger,
             publisher=Publisher(config, service, gateway, weights, ledger),
-            metric_rows=stack.enter_context(closing(MetricRows(log_path, run))),
+            metric_rows=stack.enter_context(closing(MetricRows(log_path, run, send=trackers.write))),
             progress=stack.enter_context(Progress(logs.console, num_batches=run.num_batches, batches_done=run.batch)),
         )

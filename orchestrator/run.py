@@ -39,6 +39,8 @@ from orchestrator.reporting.logs import PatientConsole, RunLogging, configure_lo
 from orchestrator.reporting.metrics import MetricRows, has_final_row
 from orchestrator.reporting.summarize import summarize
 from orchestrator.reporting.summary import summary_panel
+from orchestrator.reporting.trackers.feed import open_trackers
+from orchestrator.reporting.trackers.requirements import check_trackers
 from orchestrator.rollouts.agents import load_agent
 from orchestrator.rollouts.dataset import TaskBatches, TaskSets, load_batches, load_tasks
 from orchestrator.signals import StopSignal
@@ -59,7 +61,7 @@ class Seams:
 
     make_backend: Callable[[Config, Path], Backend] = make_backend
     observer: Callable[[str], None] = lambda _point: None
-    """Called before and after every append to the journal, see ``Journal``."""
+    """Called before and after every append to the journal, see ``Journal``, and every row that a tracker takes."""
 
 
 def run_to_end(config: Config, seams: Seams = Seams()) -> int:
@@ -71,6 +73,7 @@ def run_to_end(config: Config, seams: Seams = Seams()) -> int:
         InterruptedRunError: a signal stopped the run; it resumes.
         OrchestratorError: the run failed; it resumes.
     """
+    check_trackers(config)
     tasks = load_tasks(config)
     batches = load_batches(config, tasks)
     agent = load_agent(config.agent)
@@ -103,6 +106,7 @@ class _Process:
             drift = self._check(journal)
             if self._nothing_to_do(journal.run):
                 MetricRows(self._log_path, journal.run).close()
+                await open_trackers(self._config, self._log_path, journal.run, redact=logs.redact).close()
                 console.print("nothing to do: the run has finished")
             else:
                 # Made before the run is taken up: a model or renderer that cannot be leaves no run behind.
@@ -205,6 +209,7 @@ class _Process:
                 tasks=self._tasks,
                 batches=self._batches,
                 logs=logs,
+                observer=self._seams.observer,
             )
             resources = await self._stop.unless(stack.enter_async_context(opening))
 
