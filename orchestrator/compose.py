@@ -1,6 +1,6 @@
 """Makes what one process holds for all states of a run, in the order in which it is needed, and takes it down again."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +9,16 @@ from typing import Any
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
 
 from orchestrator.backends.deadline import reply_within
-from orchestrator.backends.service import Backend
+from orchestrator.backends.service import Backend, make_backend
 from orchestrator.config import Config
 from orchestrator.context import Recorder, Resources
-from orchestrator.disk import Disk
+from orchestrator.disk import DISK, Disk
 from orchestrator.errors import ConfigError
 from orchestrator.journal.recovery import RunState
 from orchestrator.reporting.logs import RunLogging
 from orchestrator.reporting.metrics import MetricRows
 from orchestrator.reporting.progress import Progress
+from orchestrator.reporting.trackers.feed import open_trackers
 from orchestrator.rollouts.capture import Capture
 from orchestrator.rollouts.collect import Collector
 from orchestrator.rollouts.dataset import TaskBatches, TaskSets
@@ -27,6 +28,17 @@ from orchestrator.rollouts.runners import InlineRunner
 from orchestrator.training.checkpoints import CheckpointLedger
 from orchestrator.training.publish import Publisher
 from orchestrator.training.weights import TrainedWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Seams:
+    """Where a caller may reach into a run: to count requests, break the disk, or kill the process at a named point."""
+
+    make_backend: Callable[[Config, Path, Disk], Backend] = make_backend
+    observer: Callable[[str], None] = lambda _point: None
+    """Called before and after every append to the journal, see ``Journal``, and every row that a tracker takes."""
+    disk: Disk = DISK
+    """Takes every durable write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +83,7 @@ async def open_resources(
     tasks: TaskSets,
     batches: TaskBatches,
     logs: RunLogging,
-    disk: Disk,
+    seams: Seams,
 ) -> AsyncIterator[Resources]:
     """The resources of a run, while the context is entered.
 
@@ -82,7 +94,9 @@ async def open_resources(
     async with AsyncExitStack() as stack:
         service = backend.service
         metadata = {"orchestrator_run_id": run.run_id}
-        ledger = CheckpointLedger(config, log_path, service.create_rest_client(), user_metadata=metadata, disk=disk)
+        ledger = CheckpointLedger(
+            config, log_path, service.create_rest_client(), user_metadata=metadata, disk=seams.disk
+        )
         weights = TrainedWeights(config, log_path, service, ledger)
         await weights.require_restorable(run, recorder=recorder)
         ledger.write_view(run)
@@ -97,8 +111,10 @@ async def open_resources(
             agent, store=gateway.store, capture=capture, timeout_seconds=config.rollout_timeout_seconds
         )
         stack.callback(runner.close)
+        trackers = open_trackers(config, log_path, run, redact=logs.redact, observer=seams.observer)
+        stack.push_async_callback(trackers.close)
         yield Resources(
-            disk=disk,
+            disk=seams.disk,
             service=service,
             train_batches=batches,
             val_tasks=tasks.val,
@@ -107,11 +123,11 @@ async def open_resources(
                 concurrency=config.concurrency,
                 max_retries=config.max_retries,
                 on_failure=config.on_failure,
-                disk=disk,
+                disk=seams.disk,
             ),
             weights=weights,
             ledger=ledger,
             publisher=Publisher(config, service, gateway, weights, ledger),
-            metric_rows=stack.enter_context(closing(MetricRows(log_path, run, disk=disk))),
+            metric_rows=stack.enter_context(closing(MetricRows(log_path, run, disk=seams.disk, send=trackers.write))),
             progress=stack.enter_context(Progress(logs.console, num_batches=run.num_batches, batches_done=run.batch)),
         )

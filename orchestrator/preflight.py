@@ -9,6 +9,7 @@ from orchestrator.config import Config
 from orchestrator.journal.drift import check_attempts, check_drift
 from orchestrator.journal.lock import RunLock
 from orchestrator.journal.log import read_journal
+from orchestrator.reporting.trackers.requirements import check_trackers
 from orchestrator.rollouts.dataset import load_batches, load_tasks
 
 
@@ -18,10 +19,12 @@ def check_before_start(config: Config, *, environ: Mapping[str, str] = os.enviro
     Tasks that Python gives are left to the run, since what they import is not known.
 
     Raises:
-        ConfigError: the backend's key or model is missing, or the task file cannot be read or does not fill a batch.
+        ConfigError: the backend's key or model or a tracker's package or key is missing, or the task file cannot be
+            read or does not fill a batch.
         RefusedError: another process has the run, its journal is damaged, or configuration or tasks have drifted.
     """
     check_backend(config, environ)
+    check_trackers(config)
     tasks = None
     if config.train_dataset is None and config.val_dataset is None:
         tasks = load_tasks(config)

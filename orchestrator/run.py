@@ -6,9 +6,9 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack, ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -16,12 +16,11 @@ from uuid import uuid4
 import structlog
 
 from orchestrator.backends.counted import CountedService
-from orchestrator.backends.service import LOCAL_DIRECTORY, Backend, make_backend
+from orchestrator.backends.service import LOCAL_DIRECTORY, Backend
 from orchestrator.backends.usage import USAGE_NAME, UsageLog
-from orchestrator.compose import Rendering, load_rendering, open_resources
+from orchestrator.compose import Rendering, Seams, load_rendering, open_resources
 from orchestrator.config import Config, flatten
 from orchestrator.context import Recorder, StateContext
-from orchestrator.disk import DISK, Disk
 from orchestrator.errors import (
     EXIT_FINISHED,
     DriftError,
@@ -43,6 +42,8 @@ from orchestrator.reporting.logs import PatientConsole, RunLogging, configure_lo
 from orchestrator.reporting.metrics import MetricRows, has_final_row
 from orchestrator.reporting.summarize import summarize
 from orchestrator.reporting.summary import summary_panel
+from orchestrator.reporting.trackers.feed import open_trackers
+from orchestrator.reporting.trackers.requirements import check_trackers
 from orchestrator.reporting.work import read_work
 from orchestrator.rollouts.agents import load_agent
 from orchestrator.rollouts.dataset import TaskBatches, TaskSets, load_batches, load_tasks
@@ -58,18 +59,7 @@ PACKAGES = ("agentlightning", "litellm", "tinker", "tinker-cookbook", "torch", "
 MAX_ERROR_CHARACTERS = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Seams:
-    """Where a caller may reach into a run: tests count requests and kill the process at named points through these."""
-
-    make_backend: Callable[[Config, Path, Disk], Backend] = make_backend
-    observer: Callable[[str], None] = lambda _point: None
-    """Called before and after every append to the journal, see ``Journal``."""
-    disk: Disk = DISK
-    """Takes every durable write."""
-
-
-def run_to_end(config: Config, seams: Seams = Seams()) -> int:
+def run_to_end(config: Config, seams: Seams | None = None) -> int:
     """Starts the run that ``config`` describes, or resumes the one that its ``log_path`` holds; returns the exit code.
 
     Raises:
@@ -78,10 +68,11 @@ def run_to_end(config: Config, seams: Seams = Seams()) -> int:
         InterruptedRunError: a signal stopped the run; it resumes.
         OrchestratorError: the run failed; it resumes.
     """
+    check_trackers(config)
     tasks = load_tasks(config)
     batches = load_batches(config, tasks)
     agent = load_agent(config.agent)
-    return asyncio.run(_Process(config, tasks, batches, agent, seams).run())
+    return asyncio.run(_Process(config, tasks, batches, agent, seams or Seams()).run())
 
 
 class _Process:
@@ -110,6 +101,8 @@ class _Process:
             drift = self._check(journal)
             if self._nothing_to_do(journal.run):
                 MetricRows(self._log_path, journal.run, disk=self._seams.disk).close()
+                MetricRows(self._log_path, journal.run).close()
+                await open_trackers(self._config, self._log_path, journal.run, redact=logs.redact).close()
                 console.print("nothing to do: the run has finished")
             else:
                 # Made before the run is taken up: a key, model or renderer that cannot be leaves no run behind.
@@ -218,7 +211,7 @@ class _Process:
                 tasks=self._tasks,
                 batches=self._batches,
                 logs=logs,
-                disk=self._seams.disk,
+                seams=self._seams,
             )
             resources = await self._stop.unless(stack.enter_async_context(opening))
 

@@ -66,9 +66,10 @@ def run_observed(
     """
     # Imported already, in the fork server: this names what is there. Who starts children does not import it.
     from orchestrator.backends.service import Backend, make_backend
+    from orchestrator.compose import Seams
     from orchestrator.config import Config
     from orchestrator.errors import OrchestratorError
-    from orchestrator.run import Seams, run_to_end
+    from orchestrator.run import run_to_end
     from orchestrator.settings import load_config
     from orchestrator.testing.ledger import LedgerService
 

@@ -91,6 +91,8 @@ class RunState:
     failures: int = 0
     """Processes that failed inside the current batch and state; one that did not get as far does not count."""
     finished: bool = False
+    extensions: int = 0
+    """How often a run that had come to its end was given more batches."""
 
     processes: int = 0
     running: bool = False
@@ -170,6 +172,7 @@ class RunState:
             # The horizon has grown: the evaluation that was the last becomes that of a batch still to be trained.
             self.state = next_state(State.MAYBE_EVALUATE, batch=self.batch, num_batches=self.num_batches)
             self.finished = False
+            self.extensions += 1
 
     def _move(self, fields: Mapping[str, Any]) -> None:
         result = fields["result"]

@@ -1,6 +1,7 @@
 """The metric rows: a view of the journal, one row a batch and one for the final evaluation, never lost or doubled."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,20 @@ def has_final_row(run: RunState) -> bool:
 
 
 class MetricRows:
-    """``metrics.jsonl`` while a run goes on."""
+    """``metrics.jsonl`` while a run goes on, and the way of its rows to the trackers."""
 
-    def __init__(self, log_path: Path, run: RunState, *, disk: Disk = DISK) -> None:
-        """Makes the file equal the journal's rows: a torn, missing, doubled or foreign row is put right first."""
+    def __init__(
+        self,
+        log_path: Path,
+        run: RunState,
+        *,
+        disk: Disk = DISK,
+        send: Callable[[Mapping[str, Any]], None] = lambda _row: None,
+    ) -> None:
+        """Makes the file equal the journal's rows: a torn, missing, doubled or foreign row is put right first.
+
+        ``send`` is given each row that is added later.
+        """
         path = log_path / FILE_NAME
         rows = journaled_rows(run)
         expected = "".join(f"{_line(row)}\n" for row in rows).encode()
@@ -61,6 +72,7 @@ class MetricRows:
             write_durably(path, expected, disk=disk)
         self._steps = {row["step"] for row in rows}
         self._file = LineFile(path, disk=disk)
+        self._send = send
 
     def write(self, run: RunState, batch: int) -> dict[str, Any]:
         """Appends the row of ``batch`` durably, unless the file has it, and returns it.
@@ -72,6 +84,7 @@ class MetricRows:
         if batch not in self._steps:
             self._file.append(_line(row))
             self._steps.add(batch)
+            self._send(row)
         return row
 
     def close(self) -> None:

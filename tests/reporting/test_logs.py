@@ -55,6 +55,7 @@ def shown(handle: RunLogging) -> str:
 
 
 def test_every_line_is_strict_json_whatever_it_holds(tmp_path: Path, configure: Configure) -> None:
+    """H28: a UUID, bytes, NaN and an exception among the values of one event."""
     configure()
     try:
         int("broken \udc80")
