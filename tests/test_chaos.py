@@ -28,13 +28,13 @@ def test_kills_change_nothing_and_the_verdict_says_how_sure_that_is(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     agent = ("agent=letters:agent", "train_dataset=letters:TASKS")
-    code = main(["chaos", "kills=3", "seed=1", f"log_path={tmp_path / 'chaos'}", *SMALL, *agent])
+    code = main(["chaos", "kills=8", "seed=1", f"log_path={tmp_path / 'chaos'}", *SMALL, *agent])
     told = capfd.readouterr()
     assert code == 0, told.err
     passed = re.search(r"^PASS (\d+) kills, no difference, .*fewer than ([\d.]+)%", told.out, re.MULTILINE)
     assert passed is not None
     kills, percent = int(passed[1]), float(passed[2])
-    assert kills >= 3
+    assert kills >= 8
     assert (1 - percent / 100) ** kills == pytest.approx(0.05, rel=1e-2)
     assert not (tmp_path / "chaos").exists()
 

@@ -11,14 +11,30 @@ from observers import KillAtNew
 from processes import fixture_d, run_child
 
 from orchestrator.journal.log import read_journal
+from orchestrator.journal.records import Kind
 from orchestrator.names import CYCLE
 from orchestrator.testing import outcome_of_run
 
 SETTINGS = ("save_every=2", "rolling_save_every=1", "val_dataset=troubled:VAL_TASKS", "eval_every=2", "concurrency=1")
 """Every kind of checkpoint in three batches: initial, rolling after batch 0, periodic after 1, final after 2."""
+SIDES = ("append:before:", "append:after:", "request:before:", "request:after:", "write:middle:")
 PARTS = {"journal.jsonl", "rollouts", "datums", "metrics.jsonl", "checkpoints.jsonl", "config.json", "local"}
 """Of the run directory, those that are written durably."""
+REQUESTS = {
+    "create_lora_training_client",
+    "create_training_client_from_state_with_optimizer",
+    "create_sampling_client",
+    "sample",
+    "forward_backward",
+    "optim_step",
+    "save_weights_for_sampler",
+    "save_state",
+    "get_weights_info_by_tinker_path",
+    "get_info",
+    "delete_checkpoint_from_tinker_path",
+}
 DEEPEST_RECOVERY = 5
+"""Kills in a row, at least, that each fell before the machine had moved again."""
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +68,16 @@ def test_no_point_of_any_state_is_a_place_where_a_kill_changes_the_end(
         runs += 1
         if kills == 0:
             break
-    seen = {point.rpartition(":")[2] for _, point in tried if point.startswith("write:middle:")}
-    assert seen == PARTS, "a part of the run directory is not written through the run's disk"
+    struck = {
+        prefix: {point.removeprefix(prefix) for _, point in tried if point.startswith(prefix)} for prefix in SIDES
+    }
+    assert struck["write:middle:"] == PARTS, "a part of the run directory is not written through the run's disk"
+    assert struck["request:before:"] >= REQUESTS
+    assert struck["request:after:"] >= REQUESTS
+    kinds = {kind.value for kind in Kind}
+    assert struck["append:before:"] == struck["append:after:"] == kinds
     assert {state for state, _ in tried} == {"start-up", "between-states", *CYCLE}
     assert deepest >= DEEPEST_RECOVERY
-    print(f"{len(tried)} kills in {runs} runs, {deepest} deep")
 
 
 def kill_at_new(folder: Path, tried: dict[tuple[str, str], int]) -> KillAtNew:
