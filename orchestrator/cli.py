@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator import __version__
-from orchestrator.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, OrchestratorError
+from orchestrator.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_USAGE, OrchestratorError
 from orchestrator.redaction import Redactor
+from orchestrator.telling import trace
 
 EXIT_CODES = "exit codes: 0 finished; 1 failed, resumable; 2 usage or configuration error, nothing started; 3 refused \
 (drift, damage, lock); 130 or 143 interrupted, resumable"
@@ -18,10 +19,19 @@ EXIT_CODES = "exit codes: 0 finished; 1 failed, resumable; 2 usage or configurat
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carries out one command and returns its exit code; every error is one message on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    for argument in arguments:
+        if any("\ud800" <= character <= "\udfff" for character in argument):  # how Python reads bytes that are no text
+            print(f"orchestrator: argument {argument!a}: its bytes are no UTF-8; expected text", file=sys.stderr)
+            return EXIT_USAGE
     options = _parser(arguments).parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
+    return carry_out(lambda: command(options))
+
+
+def carry_out(command: Callable[[], int]) -> int:
+    """The exit code of ``command``; what it raises is told as one message on stderr, without secrets and quotes."""
     try:
-        code = command(options)
+        code = command()
         sys.stdout.flush()  # so that a reader who went away shows here, and not when the interpreter exits
         return code
     except OrchestratorError as error:
@@ -32,6 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of our output (head, less) went away. What is still buffered is written at exit, to nobody.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except Exception as error:
+        if sys.flags.dev_mode:
+            raise
+        print(
+            f"orchestrator: {trace(error)}. No error was expected here; `python -X dev -m orchestrator ...` shows the "
+            "traceback whole, with what it quotes",
+            file=sys.stderr,
+        )
         return EXIT_FAILED
 
 

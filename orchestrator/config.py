@@ -136,7 +136,9 @@ class Config:
     allow_drift: tuple[str, ...] = _operational(
         (), "identity fields that may differ from the journal's, comma-separated"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = _operational("info", "least level shown on the console")
+    log_level: Literal["debug", "info", "warning", "error"] = _operational(
+        "info", "least level shown on the console; debug also quotes, there and in log.jsonl, what may hold prompts"
+    )
 
     local: LocalConfig = chz.field(default_factory=LocalConfig, doc="options of the embedded backend")
 

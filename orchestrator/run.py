@@ -24,6 +24,7 @@ from orchestrator.errors import (
     InterruptedRunError,
     JournalWriteError,
     OrchestratorError,
+    OwnWordsError,
     RefusedError,
     StopRequested,
 )
@@ -42,6 +43,8 @@ from orchestrator.reporting.summary import summary_panel
 from orchestrator.rollouts.agents import load_agent
 from orchestrator.rollouts.dataset import TaskBatches, TaskSets, load_batches, load_tasks
 from orchestrator.signals import StopSignal
+from orchestrator.telling import told
+from orchestrator.unbegun import leave_nothing, require_unused
 from states import BODIES
 
 log = structlog.get_logger(__name__)
@@ -94,6 +97,7 @@ class _Process:
         with ExitStack() as stack:
             stack.enter_context(self._stop.handled())
             stack.enter_context(RunLock.acquire(self._log_path))
+            stack.callback(leave_nothing, self._log_path)
             journal = stack.enter_context(Journal(self._log_path, observer=self._seams.observer))
             console = PatientConsole(stderr=True)
             logs = configure_logging(self._log_path, level=self._config.log_level, console=console)
@@ -120,7 +124,7 @@ class _Process:
     def _check(self, journal: Journal) -> list[dict[str, Any]]:
         """What differs from what the run began with and is accepted; the rest is refused. Nothing is journaled yet."""
         if not journal.records:
-            _require_unused(self._log_path)
+            require_unused(self._log_path)
             return []
         drift = check_drift(journal.run, self._config, self._tasks.fingerprint())
         if self._batches.num_batches < journal.run.batch:
@@ -161,7 +165,6 @@ class _Process:
             drift=drift,
             num_batches=self._batches.num_batches,
         )
-        write_durably(self._log_path / "config.json", json.dumps(flat, indent=2).encode())
 
     async def _drive_journaled(
         self, journal: Journal, logs: RunLogging, backend: Backend, rendering: Rendering
@@ -171,6 +174,7 @@ class _Process:
             journal.append(Kind.PROCESS_STOPPED, reason=reason, batch=run.batch, state=run.state, error=error)
 
         try:
+            write_durably(self._log_path / "config.json", json.dumps(flatten(self._config), indent=2).encode())
             logs.console.print("\n".join(make_plan(journal.run, self._log_path).lines()), highlight=False)
             await self._drive(journal, logs, backend, rendering)
             journal.append(Kind.RUN_FINISHED, batches=journal.run.num_batches)
@@ -179,15 +183,15 @@ class _Process:
             stopped("interrupted", None)
             raise InterruptedRunError(self._stop.name, self._stop.exit_code) from None
         except Exception as error:
-            # The command tells the error in one line; where it came from is for the log file.
+            # The command tells the error in one line; where it came from is for the log file, see ``telling``.
             log.debug("the run stopped", exc_info=True)
             with suppress(JournalWriteError):  # if the journal itself cannot be written, the error that says so is told
                 stopped("refused" if isinstance(error, RefusedError) else "failed", logs.redact(_first_line(error)))
             if isinstance(error, OrchestratorError):
                 raise
             raise OrchestratorError(
-                f"batch {journal.run.batch}, state {journal.run.state}: {_first_line(error)}. The traceback is in "
-                f"{self._log_path / 'log.jsonl'}; the same command resumes"
+                f"batch {journal.run.batch}, state {journal.run.state}: {told(error)}. {self._log_path / 'log.jsonl'} "
+                "has where it came from; the same command resumes, with log_level=debug to have its messages there too"
             ) from error
 
     async def _drive(self, journal: Journal, logs: RunLogging, backend: Backend, rendering: Rendering) -> None:
@@ -227,21 +231,8 @@ class _Process:
                 resources.metric_rows.write(run, run.batch)
 
 
-def _require_unused(log_path: Path) -> None:
-    """Refuses to start a run among what another one left: its rollouts would pass for this run's.
-
-    Raises:
-        RefusedError: there are files of a run, and no journal.
-    """
-    left = [name for name in ("rollouts", "datums", "local", "metrics.jsonl") if (log_path / name).exists()]
-    if left:
-        raise RefusedError(
-            f"{log_path}: holds {', '.join(left)} but no journal.jsonl, so what run they belong to is not known. "
-            "Restore the journal to resume that run, or give another log_path"
-        )
-
-
 def _first_line(error: Exception) -> str:
     """The error as the journal keeps it: one line, and no more than a few hundred characters."""
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    words = told(error).partition("\n")[0]
+    text = f"{type(error).__name__}: {words}" if isinstance(error, OwnWordsError) else words
     return text if len(text) <= MAX_ERROR_CHARACTERS else f"{text[:MAX_ERROR_CHARACTERS]}..."

@@ -146,6 +146,7 @@ class LedgerService:
             "names": told,
             "prompt": [prompt.to_ints() for prompt in prompts],
             "seed": [param.seed for param in params],
+            "temperature": [param.temperature for param in params],
         }
         with self._ledger.open("ab") as file:
             file.write(json.dumps(line).encode() + b"\n")

@@ -14,7 +14,10 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli import main
+from hanging import Hanging
+
+from orchestrator.__main__ import run_command as run_command_line
+from orchestrator.cli import carry_out
 
 AGENTS = Path(__file__).parent / "agents"
 
@@ -50,6 +53,10 @@ class Child:
     """The child's working directory: where its output, the request ledger and the run directory ``run`` go."""
     observer: Callable[[str], None] = watch_nothing
     """Called in the child at each append to the journal and each request; see ``observers``."""
+    environ: tuple[tuple[str, str], ...] = ()
+    """Environment variables that the child has besides the test's."""
+    unanswered: str | None = None
+    """A request to the backend that never gets its reply, e.g. ``optim_step``."""
 
     @property
     def log_path(self) -> Path:
@@ -124,30 +131,34 @@ def _child_main(child: Child) -> None:
     # Imported already, in the fork server: this only names what is there. The tests themselves do not import it.
     from orchestrator.backends.service import Backend, make_backend
     from orchestrator.config import Config
-    from orchestrator.errors import OrchestratorError
     from orchestrator.run import Seams, run_to_end
     from orchestrator.settings import load_config
     from orchestrator.testing import LedgerService
 
     _enter(child.folder, "output.txt", "output.txt")
+    os.environ.update(child.environ)
 
     def make_recorded(config: Config, log_path: Path) -> Backend:
         backend = make_backend(config, log_path)
-        return Backend(LedgerService(backend.service, child.ledger, child.observer), backend.load_tokenizer)
+        service = backend.service if child.unanswered is None else Hanging(backend.service, child.unanswered)
+
+        async def load_tokenizer() -> Any:
+            child.observer("request:before:load_tokenizer")
+            return await backend.load_tokenizer()
+
+        return Backend(LedgerService(service, child.ledger, child.observer), load_tokenizer)
 
     began = time.monotonic()
-    try:
-        code = run_to_end(load_config(child.settings, environ={}), Seams(make_recorded, child.observer))
-    except OrchestratorError as error:
-        print(f"orchestrator: {error}", file=sys.stderr)
-        code = error.exit_code
+    seams = Seams(make_recorded, child.observer)
+    code = carry_out(lambda: run_to_end(load_config(child.settings, environ={}), seams))
     print(f"exit {code} after {time.monotonic() - began:.2f} s", file=sys.stderr)
     sys.exit(code)
 
 
 def _command_main(folder: Path, arguments: tuple[str, ...]) -> None:
     _enter(folder, "stdout.txt", "stderr.txt")
-    sys.exit(main(arguments))
+    sys.argv = ["orchestrator", *arguments]
+    run_command_line()
 
 
 def _enter(folder: Path, stdout: str, stderr: str) -> None:

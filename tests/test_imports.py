@@ -9,14 +9,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FLOORS = (
     ("orchestrator", "orchestrator.names", "orchestrator.errors", "orchestrator.redaction", "orchestrator.recipes"),
-    ("orchestrator.config",),
+    ("orchestrator.config", "orchestrator.telling"),
     ("orchestrator.settings",),
     ("orchestrator.journal", "orchestrator.backends"),
     ("orchestrator.rollouts", "orchestrator.reporting", "orchestrator.testing"),
     ("orchestrator.training",),
     ("orchestrator.context",),
     ("orchestrator.machine", "orchestrator.signals", "states"),
-    ("orchestrator.compose", "orchestrator.preflight"),
+    ("orchestrator.compose", "orchestrator.preflight", "orchestrator.unbegun"),
     ("orchestrator.run",),
     ("orchestrator.cli",),
     ("orchestrator.__main__",),
