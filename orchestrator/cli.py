@@ -2,14 +2,13 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator import __version__
-from orchestrator.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, OrchestratorError
-from orchestrator.redaction import Redactor
+from orchestrator.command import carry_out
+from orchestrator.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_USAGE
 
 EXIT_CODES = "exit codes: 0 finished; 1 failed, resumable; 2 usage or configuration error, nothing started; 3 refused \
 (drift, damage, lock); 130 or 143 interrupted, resumable"
@@ -30,21 +29,13 @@ exit codes: 0 nothing differed; 1 a run came out differently, its seed, round an
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carries out one command and returns its exit code; every error is one message on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    for argument in arguments:
+        if any("\ud800" <= character <= "\udfff" for character in argument):  # how Python reads bytes that are no text
+            print(f"orchestrator: argument {argument!a}: its bytes are no UTF-8; expected text", file=sys.stderr)
+            return EXIT_USAGE
     options = _parser(arguments).parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
-    try:
-        code = command(options)
-        sys.stdout.flush()  # so that a reader who went away shows here, and not when the interpreter exits
-        return code
-    except OrchestratorError as error:
-        print(f"orchestrator: {Redactor()(str(error))}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output (head, less) went away. What is still buffered is written at exit, to nobody.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
+    return carry_out(lambda: command(options))
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

@@ -140,7 +140,9 @@ class Config:
     wandb_name: str | None = _operational(None, "name of the run shown there; None: that of the run directory")
     trackio_project: str | None = _operational(None, "Trackio project that gets the metric rows; None: none")
     tensorboard: bool = _operational(False, "write the metric rows to LOG_PATH/tensorboard, too")
-    log_level: Literal["debug", "info", "warning", "error"] = _operational("info", "least level shown on the console")
+    log_level: Literal["debug", "info", "warning", "error"] = _operational(
+        "info", "least level shown on the console; debug also quotes, there and in log.jsonl, what may hold prompts"
+    )
 
     local: LocalConfig = chz.field(default_factory=LocalConfig, doc="options of the embedded backend")
 

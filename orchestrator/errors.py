@@ -17,7 +17,8 @@ OrchestratorError                    exit 1: failed, the same command resumes
 │   └── UnrecoverableError           no live checkpoint and nothing to redo from
 └── InterruptedRunError              exit 130 or 143: stopped by a signal, the same command resumes
 
-Every message says what, where, found against expected, and what to do next.
+Every message says what, where, found against expected, and what to do next. None quotes a task, a prompt, a completion
+or the message of an agent's, a library's or a service's exception: those are put in words by ``telling``.
 """
 
 from pathlib import Path
@@ -27,13 +28,18 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_REFUSED = 3
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 
 class StopRequested(Exception):  # noqa: N818 - the caller asked for it
     """Work was left off because the run is asked to stop; everything stored and journaled so far stands."""
 
 
-class OrchestratorError(Exception):
+class OwnWordsError(Exception):
+    """An exception whose message is this program's own and is told whole; see ``telling`` for everybody else's."""
+
+
+class OrchestratorError(OwnWordsError):
     """Root of the tree: the run failed and the same command resumes it."""
 
     exit_code = EXIT_FAILED

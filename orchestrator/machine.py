@@ -23,6 +23,7 @@ from orchestrator.errors import BackendError, OrchestratorError, StateFailedErro
 from orchestrator.journal.log import Journal
 from orchestrator.journal.records import Kind, Record
 from orchestrator.names import TRANSITIONS, State
+from orchestrator.telling import told
 
 
 class StateMachine:
@@ -112,8 +113,8 @@ class StateMachine:
             raise
         except Exception as error:
             raise StateFailedError(
-                f"batch {batch}, state {state}: {type(error).__name__}: {error}. Run the same command again to resume "
-                "at this state"
+                f"batch {batch}, state {state}: {told(error)}. Run the same command again to resume at this state, "
+                "with log_level=debug to have the traceback with its messages in log.jsonl"
             ) from error
         finally:
             for task in (body, stopping):

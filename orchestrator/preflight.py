@@ -30,6 +30,8 @@ def check_before_start(config: Config, *, environ: Mapping[str, str] = os.enviro
         tasks = load_tasks(config)
         load_batches(config, tasks)
     log_path = Path(config.log_path)
+    if not log_path.exists():
+        return
     with RunLock.acquire(log_path):
         run = read_journal(log_path).run
     if run.run_id:

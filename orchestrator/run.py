@@ -4,7 +4,6 @@ import asyncio
 import importlib.metadata
 import json
 import os
-import shutil
 import socket
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack, ExitStack, closing, suppress
@@ -16,8 +15,8 @@ from uuid import uuid4
 import structlog
 
 from orchestrator.backends.counted import CountedService
-from orchestrator.backends.service import LOCAL_DIRECTORY, Backend
-from orchestrator.backends.usage import USAGE_NAME, UsageLog
+from orchestrator.backends.service import Backend
+from orchestrator.backends.usage import UsageLog
 from orchestrator.compose import Rendering, Seams, load_rendering, open_resources
 from orchestrator.config import Config, flatten
 from orchestrator.context import Recorder, StateContext
@@ -27,6 +26,7 @@ from orchestrator.errors import (
     InterruptedRunError,
     JournalWriteError,
     OrchestratorError,
+    OwnWordsError,
     RefusedError,
     StopRequested,
 )
@@ -48,6 +48,8 @@ from orchestrator.reporting.work import read_work
 from orchestrator.rollouts.agents import load_agent
 from orchestrator.rollouts.dataset import TaskBatches, TaskSets, load_batches, load_tasks
 from orchestrator.signals import StopSignal
+from orchestrator.telling import told
+from orchestrator.unbegun import leave_nothing, require_unused
 from states import BODIES
 
 log = structlog.get_logger(__name__)
@@ -92,6 +94,7 @@ class _Process:
         with ExitStack() as stack:
             stack.enter_context(self._stop.handled())
             stack.enter_context(RunLock.acquire(self._log_path))
+            stack.callback(leave_nothing, self._log_path)
             journal = stack.enter_context(Journal(self._log_path, observer=self._seams.observer, disk=self._seams.disk))
             console = PatientConsole(stderr=True)
             logs = configure_logging(self._log_path, level=self._config.log_level, console=console)
@@ -122,7 +125,7 @@ class _Process:
     def _check(self, journal: Journal) -> list[dict[str, Any]]:
         """What differs from what the run began with and is accepted; the rest is refused. Nothing is journaled yet."""
         if not journal.records:
-            _require_unused(self._log_path)
+            require_unused(self._log_path)
             return []
         drift = check_drift(journal.run, self._config, self._tasks.fingerprint())
         if self._batches.num_batches < journal.run.batch:
@@ -163,8 +166,6 @@ class _Process:
             drift=drift,
             num_batches=self._batches.num_batches,
         )
-        data = json.dumps(flat, indent=2).encode()
-        write_durably(self._log_path / "config.json", data, disk=self._seams.disk)
 
     async def _drive_journaled(
         self, journal: Journal, logs: RunLogging, backend: Backend, rendering: Rendering
@@ -174,6 +175,7 @@ class _Process:
             journal.append(Kind.PROCESS_STOPPED, reason=reason, batch=run.batch, state=run.state, error=error)
 
         try:
+            write_durably(self._log_path / "config.json", json.dumps(flatten(self._config), indent=2).encode())
             logs.console.print("\n".join(make_plan(journal.run, self._log_path).lines()), highlight=False)
             await self._drive(journal, logs, backend, rendering)
             journal.append(Kind.RUN_FINISHED, batches=journal.run.num_batches)
@@ -182,15 +184,15 @@ class _Process:
             stopped("interrupted", None)
             raise InterruptedRunError(self._stop.name, self._stop.exit_code) from None
         except Exception as error:
-            # The command tells the error in one line; where it came from is for the log file.
+            # The command tells the error in one line; where it came from is for the log file, see ``telling``.
             log.debug("the run stopped", exc_info=True)
             with suppress(JournalWriteError):  # if the journal itself cannot be written, the error that says so is told
                 stopped("refused" if isinstance(error, RefusedError) else "failed", logs.redact(_first_line(error)))
             if isinstance(error, OrchestratorError):
                 raise
             raise OrchestratorError(
-                f"batch {journal.run.batch}, state {journal.run.state}: {_first_line(error)}. The traceback is in "
-                f"{self._log_path / 'log.jsonl'}; the same command resumes"
+                f"batch {journal.run.batch}, state {journal.run.state}: {told(error)}. {self._log_path / 'log.jsonl'} "
+                "has where it came from; the same command resumes, with log_level=debug to have its messages there too"
             ) from error
 
     async def _drive(self, journal: Journal, logs: RunLogging, backend: Backend, rendering: Rendering) -> None:
@@ -235,27 +237,8 @@ class _Process:
                 resources.metric_rows.write(run, run.batch)
 
 
-def _require_unused(log_path: Path) -> None:
-    """Refuses to start a run among what another one left: its rollouts would pass for this run's.
-
-    A process that was killed before its first record may have left a base model, perhaps one of another warm start. It
-    holds no work, and goes.
-
-    Raises:
-        RefusedError: there are files of a run, and no journal.
-    """
-    results = ("rollouts", "datums", f"{LOCAL_DIRECTORY}/run", "metrics.jsonl", USAGE_NAME)
-    left = [name for name in results if (log_path / name).exists()]
-    if left:
-        raise RefusedError(
-            f"{log_path}: holds {', '.join(left)} but no journal.jsonl, so what run they belong to is not known. "
-            "Restore the journal to resume that run, or give another log_path"
-        )
-    if (log_path / LOCAL_DIRECTORY).exists():
-        shutil.rmtree(log_path / LOCAL_DIRECTORY)
-
-
 def _first_line(error: Exception) -> str:
     """The error as the journal keeps it: one line, and no more than a few hundred characters."""
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    words = told(error).partition("\n")[0]
+    text = f"{type(error).__name__}: {words}" if isinstance(error, OwnWordsError) else words
     return text if len(text) <= MAX_ERROR_CHARACTERS else f"{text[:MAX_ERROR_CHARACTERS]}..."

@@ -57,13 +57,15 @@ class StopSignal:
     def handled(self) -> Iterator[None]:
         """Handles both signals on the running loop; afterwards they do what they did before."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in before:
             loop.add_signal_handler(number, self._receive, number)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number, handler in before.items():
                 loop.remove_signal_handler(number)
+                signal.signal(number, handler)
 
     def _receive(self, number: signal.Signals) -> None:
         if self.event.is_set() and number is signal.SIGINT:

@@ -74,6 +74,28 @@ class FailAt:
             raise RuntimeError(f"{point} fails as planned")
 
 
+class QuoteAt:
+    """Raises an error that quotes a text, and whose cause does, the ``occurrence``-th time that a point is reached."""
+
+    def __init__(self, point: str, occurrence: int, text: str) -> None:
+        """``text`` is what must not be read."""
+        self._point = point
+        self._left = occurrence
+        self._text = text
+
+    def __call__(self, point: str) -> None:
+        """Raises at the occurrence.
+
+        Raises:
+            RuntimeError: there.
+        """
+        if point != self._point:
+            return
+        self._left -= 1
+        if self._left == -1:
+            raise RuntimeError(f"cannot do {self._text}") from KeyError(self._text)
+
+
 class HoldAt:
     """Holds the process at each of some occurrences of a point, until it is let go."""
 

@@ -13,10 +13,13 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+from hanging import Hanging
+
+from orchestrator.__main__ import run_command as run_command_line
 from orchestrator.chaos.children import LEDGER, OUTPUT, RUN, print_into, run_observed, start_process
 from orchestrator.chaos.children import fork_context as fork_context_with
 from orchestrator.chaos.children import wait_for as wait_for_process
-from orchestrator.cli import main
+from orchestrator.command import carry_out
 from orchestrator.disk import Disk
 from orchestrator.testing.points import Observer, watch_nothing
 
@@ -53,6 +56,8 @@ class Child:
     """Takes the durable writes, in place of an observed disk."""
     environ: Mapping[str, str] = field(default_factory=dict)
     """Set in the child; its configuration sees no other variable."""
+    unanswered: str | None = None
+    """A request to the backend that never gets its reply, e.g. ``optim_step``."""
 
     @property
     def log_path(self) -> Path:
@@ -121,14 +126,30 @@ def _child_main(child: Child) -> None:
     _enter(child.folder, OUTPUT, OUTPUT)
     os.environ.update(child.environ)
     began = time.monotonic()
-    code = run_observed(child.settings, child.folder, child.observer, disk=child.disk, environ=child.environ)
+
+    def wrap_service(service: Any) -> Any:
+        return service if child.unanswered is None else Hanging(service, child.unanswered)
+
+    code = carry_out(
+        lambda: run_observed(
+            child.settings,
+            child.folder,
+            child.observer,
+            disk=child.disk,
+            environ=child.environ,
+            wrap_service=(lambda service: service)
+            if unanswered is None
+            else lambda service: Hanging(service, unanswered),
+        )
+    )
     print(f"exit {code} after {time.monotonic() - began:.2f} s", file=sys.stderr)
     sys.exit(code)
 
 
 def _command_main(folder: Path, arguments: tuple[str, ...]) -> None:
     _enter(folder, "stdout.txt", "stderr.txt")
-    sys.exit(main(arguments))
+    sys.argv = ["orchestrator", *arguments]
+    run_command_line()
 
 
 def _enter(folder: Path, stdout: str, stderr: str) -> None:

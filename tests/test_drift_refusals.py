@@ -16,6 +16,9 @@ from orchestrator.testing import KillAt, outcome_of_run, read_ledger
         ("batch_size=3", "batch_size was 2 and is 3"),
         ("lora_rank=4", "lora_rank was 0 and is 4"),
         ("seed=43", "seed was 42 and is 43"),
+        ("shuffle=false", "shuffle was True and is False"),
+        ("local.sample_batch_size=7", "local.sample_batch_size was 32 and is 7"),
+        ("max_batches=2", "max_batches was None and is 2"),
         ("train_dataset=troubled:VAL_TASKS", "the dataset fingerprint was train: 6 rows"),
     ],
 )
@@ -35,6 +38,21 @@ def test_operational_fields_may_change_and_change_nothing(killed: Path, uninterr
     assert outcome_of_run(killed / "run") == uninterrupted
 
 
+def test_drift_that_is_accepted_is_journaled_and_compared_with_from_then_on(killed: Path) -> None:
+    """H8: after ``allow_drift`` the new value is the run's own, and the old one is the drift."""
+    drift = ("learning_rate=0.002", "loss_fn=ppo", "allow_drift=learning_rate,loss_fn")
+    assert run_child(fixture_d(killed, *drift, observer=KillAt("append:after:process_started"))) == -9
+    started = [record.fields for record in read_journal(killed / "run").records if record.kind == "process_started"]
+    assert started[-1]["drift"] == [
+        {"field": "learning_rate", "old": 0.001, "new": 0.002},
+        {"field": "loss_fn", "old": "importance_sampling", "new": "ppo"},
+    ]
+    back = fixture_d(killed)
+    assert run_child(back) == 3
+    assert "learning_rate was 0.002 and is 0.001" in back.output
+    assert run_child(fixture_d(killed, *drift[:2], observer=KillAt("append:after:process_started"))) == -9
+
+
 def test_edited_tasks_are_refused_until_the_drift_is_accepted(tmp_path: Path) -> None:
     """H24."""
     tasks = tmp_path / "tasks.jsonl"
@@ -48,6 +66,10 @@ def test_edited_tasks_are_refused_until_the_drift_is_accepted(tmp_path: Path) ->
     on_entering_rollout = KillAt("append:after:state_entered", 2)
     never = KillAt("never")
     assert run_child(from_file(observer=on_entering_rollout)) == -9
+    rows = tasks.read_text()
+    tasks.write_text("".join(reversed(rows.splitlines(keepends=True))))
+    assert run_child(from_file(observer=never)) == 3, "the order of the tasks is part of what they are"
+    tasks.write_text(rows)
     tasks.write_text(tasks.read_text().replace("t5", "t6"))
     assert run_child(from_file(observer=never)) == 3
     assert "the dataset fingerprint was train: 6 rows sha256" in from_file(observer=never).output

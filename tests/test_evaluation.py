@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from observers import QuoteAt
 from processes import fixture_d, run_child
 
 from orchestrator.journal.log import read_journal
@@ -51,3 +52,16 @@ def test_the_row_of_the_final_evaluation_is_written_once_whatever_is_killed(tmp_
     assert run_child(fixture_d(tmp_path, *settings, observer=KillAt(point))) == -9
     assert run_child(fixture_d(tmp_path, *settings)) == 0
     assert [row["step"] for row in outcome_of_run(tmp_path / "run")["metrics"]] == [0, 1]
+
+
+def test_an_evaluation_that_fails_is_taken_up_under_its_own_sampling_parameters(tmp_path: Path) -> None:
+    """H17: its second rollout fails, which ends the state; resumed, it samples at 0.0 and training at 1.0."""
+    sampled = ("eval_temperature=0.0", "temperature=1.0")
+    settings = ("agent=canary:discreet", SETTINGS[1], "max_batches=1", "concurrency=1", "on_failure=stop", *sampled)
+    failing = fixture_d(tmp_path, *settings, observer=QuoteAt("request:before:sample", 1, "no sample"))
+    assert run_child(failing) == 1
+    assert "batch 0" in failing.output
+    assert read_journal(failing.log_path).run.state is State.MAYBE_EVALUATE
+    assert run_child(fixture_d(tmp_path, *settings)) == 0
+    asked = [line["temperature"][0] for line in read_ledger(failing.ledger) if line["request"] == "sample"]
+    assert asked == [0.0] * 2 + [1.0] * 4 + [0.0] * 2

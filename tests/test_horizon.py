@@ -4,14 +4,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 from processes import BATCHES, fixture_d, run_child
 
 from orchestrator.backends.local.tiny import make_tokenizer
 from orchestrator.journal.log import read_journal
 from orchestrator.names import CYCLE, State, batch_name
 from orchestrator.rollouts.outcomes import StoredRollout
-from orchestrator.testing import KillAt, outcome_of_run
+from orchestrator.testing import KillAt, outcome_of_run, read_ledger
 
+DRIFT = "allow_drift=final_learning_rate"
 TRAINING = (State.ROLLOUT, State.TRAIN_STEP)
 
 
@@ -73,3 +75,25 @@ def test_a_shorter_horizon_is_refused(killed: Path) -> None:
     child = fixture_d(killed, "max_batches=1")
     assert run_child(child) == 3
     assert "max_batches was None and is 1" in child.output
+
+
+def test_an_extended_run_keeps_the_learning_rates_that_its_schedule_promised(tmp_path: Path) -> None:
+    """H29: from 0.001 to 0.0005 over the three batches it was started for, then extended to six."""
+    rates = ("agent=troubled:untroubled", "n_epochs=2", "learning_rate=0.001", "final_learning_rate=0.0005")
+    promised = [0.001, 0.00075, 0.0005]
+    assert run_child(fixture_d(tmp_path, *rates, "max_batches=3")) == 0
+    rescaled = fixture_d(tmp_path, *rates, "max_batches=6", "final_learning_rate=0.0001")
+    requests = read_ledger(rescaled.ledger)
+    assert run_child(rescaled) == 3
+    assert "final_learning_rate was 0.0005 and is 0.0001" in rescaled.output
+    assert read_ledger(rescaled.ledger) == requests
+
+    assert run_child(fixture_d(tmp_path, *rates, "max_batches=5")) == 0
+    explicit = fixture_d(tmp_path, *rates, "max_batches=6", "final_learning_rate=0.0001", DRIFT)
+    assert run_child(explicit) == 0
+    run = read_journal(tmp_path / "run").run
+    trained = [run.batches[batch].results[State.TRAIN_STEP]["learning_rate"] for batch in range(6)]
+    assert trained == pytest.approx([*promised, 0.0005, 0.0005, 0.0001])
+    assert [row["optim/lr"] for row in outcome_of_run(tmp_path / "run")["metrics"][:6]] == trained
+    accepted = [record.fields["drift"] for record in read_journal(tmp_path / "run").records if "drift" in record.fields]
+    assert accepted == [[], [], [{"field": "final_learning_rate", "old": 0.0005, "new": 0.0001}]]

@@ -30,7 +30,6 @@ REQUESTS = {
     "save_weights_for_sampler",
     "save_state",
     "get_weights_info_by_tinker_path",
-    "get_info",
     "delete_checkpoint_from_tinker_path",
 }
 DEEPEST_RECOVERY = 5

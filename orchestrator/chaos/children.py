@@ -6,12 +6,11 @@ no open file, a child of it is a process like any other, and SIGKILL is real.
 
 import multiprocessing
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from orchestrator.disk import Disk
 from orchestrator.testing.points import ObservedDisk, Observer
@@ -58,32 +57,38 @@ def run_observed(
     *,
     disk: Disk | None = None,
     environ: Mapping[str, str] = os.environ,
+    wrap_service: Callable[[Any], Any] = lambda service: service,
 ) -> int:
     """The run command in this process, with its appends, requests and durable writes told to ``observer``.
 
     Its run directory is ``folder/run`` and its requests go to ``folder/ledger.jsonl``. ``disk`` (None: an observed
-    one) takes the durable writes. Returns the exit code; an error is printed as the command prints it.
+    one) takes the durable writes, and what ``wrap_service`` makes of the backend's service client stands beneath the
+    ledger.
+
+    Raises:
+        OrchestratorError: as the run command.
     """
     # Imported already, in the fork server: this names what is there. Who starts children does not import it.
     from orchestrator.backends.service import Backend, make_backend
     from orchestrator.compose import Seams
     from orchestrator.config import Config
-    from orchestrator.errors import OrchestratorError
     from orchestrator.run import run_to_end
     from orchestrator.settings import load_config
     from orchestrator.testing.ledger import LedgerService
 
     def make_recorded(config: Config, log_path: Path, disk: Disk) -> Backend:
         backend = make_backend(config, log_path, disk)
-        return replace(backend, service=LedgerService(backend.service, folder / LEDGER, observer))
+
+        async def load_tokenizer() -> Any:
+            observer("request:before:load_tokenizer")
+            return await backend.load_tokenizer()
+
+        service = LedgerService(wrap_service(backend.service), folder / LEDGER, observer)
+        return replace(backend, service=service, load_tokenizer=load_tokenizer)
 
     used_disk = ObservedDisk(folder / RUN, observer) if disk is None else disk
-    try:
-        config = load_config([*settings, f"log_path={folder / RUN}"], environ=environ)
-        return run_to_end(config, Seams(make_recorded, observer, used_disk))
-    except OrchestratorError as error:
-        sys.stderr.write(f"orchestrator: {error}\n")
-        return error.exit_code
+    config = load_config([*settings, f"log_path={folder / RUN}"], environ=environ)
+    return run_to_end(config, Seams(make_recorded, observer, used_disk))
 
 
 def start_process(

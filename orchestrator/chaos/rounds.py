@@ -10,6 +10,7 @@ from typing import Any
 from orchestrator.chaos.blows import Blow
 from orchestrator.chaos.children import LEDGER, OUTPUT, RUN, fork_context, print_into, run_observed, start_process
 from orchestrator.chaos.children import wait_for as wait_for_process
+from orchestrator.command import carry_out
 from orchestrator.errors import RefusedError
 from orchestrator.journal.log import read_journal
 from orchestrator.journal.plan import make_plan
@@ -183,4 +184,4 @@ def _last(played: Round) -> str:
 
 def _child_main(settings: Sequence[str], folder: Path, observer: Observer) -> None:
     print_into(folder, OUTPUT, OUTPUT)
-    sys.exit(run_observed(settings, folder, observer))
+    sys.exit(carry_out(lambda: run_observed(settings, folder, observer)))

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -25,12 +26,13 @@ class RunLock:
     PATIENCE_SECONDS = 0.2
     """A holder killed a moment ago may still be dying, and a new one still be writing its name."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int, *, made_directory: bool) -> None:
         """Use ``acquire``."""
         self.path = path
+        self._made_directory = made_directory
         self._descriptor: int | None = descriptor
         # A forked worker shares the open file, so one that outlives a killed parent would keep the run locked.
-        os.register_at_fork(after_in_child=self.release)
+        os.register_at_fork(after_in_child=self._forget)
 
     @classmethod
     def acquire(cls, log_path: Path) -> Self:
@@ -41,6 +43,7 @@ class RunLock:
             ConfigError: the directory cannot be made or written, or its file system has no locks.
         """
         path = log_path / LOCK_NAME
+        made_directory = not log_path.exists()
         try:
             make_folder(log_path)
             descriptor = os.open(log_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -60,7 +63,7 @@ class RunLock:
             raise ConfigError(
                 f"{log_path}: cannot be locked: {error}; give a log_path on a local disk with free space"
             ) from error
-        return cls(path, descriptor)
+        return cls(path, descriptor, made_directory=made_directory)
 
     @staticmethod
     def holder(log_path: Path) -> str | None:
@@ -78,7 +81,18 @@ class RunLock:
         return None
 
     def release(self) -> None:
-        """Gives the lock back; a second time does nothing."""
+        """Gives the lock back and leaves neither its file nor a directory that was made for nothing.
+
+        A second time does nothing.
+        """
+        if self._descriptor is not None:
+            with suppress(OSError):  # while the lock is still ours: afterwards the file may name the next holder
+                self.path.unlink()
+                if self._made_directory:
+                    self.path.parent.rmdir()  # refused where anything is in it, as after every run
+            self._forget()
+
+    def _forget(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

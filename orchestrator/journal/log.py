@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from orchestrator.disk import DISK, Disk
-from orchestrator.errors import ConfigError, JournalDamagedError
+from orchestrator.errors import ConfigError, JournalDamagedError, RefusedError
 from orchestrator.journal.durable import LineFile, write_durably
 from orchestrator.journal.records import InvalidRecordError, Kind, Record, decode, encode
 from orchestrator.journal.recovery import IllegalStepError, RunState
@@ -39,9 +39,16 @@ def read_journal(log_path: Path) -> Reading:
     Raises:
         JournalDamagedError: a newline-terminated line is not the record that must stand there: it does not decode, its
             crc is wrong, its seq leaves a gap, its kind is unknown, its format newer, or it is no legal step.
+        RefusedError: it cannot be read.
     """
     path = log_path / JOURNAL_NAME
-    data = path.read_bytes() if path.exists() else b""
+    try:
+        data = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise RefusedError(
+            f"{path}: cannot be read ({error.strerror}). Nothing was changed; make it a readable file, or give another "
+            "log_path"
+        ) from error
     whole = data.rfind(b"\n") + 1
     records: list[Record] = []
     run = RunState()

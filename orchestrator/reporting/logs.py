@@ -1,18 +1,17 @@
 """Logging: every line, third-party ones included, as JSON in ``log.jsonl``; our own, readable, on the console.
 
 structlog events and standard library records meet in the root logger and leave through two handlers, which give each
-line the run's context and take the secrets out. Prompts and completions must not be logged at all.
+line the run's context and take the secrets out; what a line may hold at all is said in ``lines``.
 """
 
 import json
 import logging
-import math
 import os
 import sys
-from collections.abc import Mapping
-from datetime import UTC, datetime
+import threading
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import structlog
 from rich.console import Console
@@ -20,13 +19,13 @@ from rich.logging import RichHandler
 from rich.text import Text
 from structlog.typing import EventDict, WrappedLogger
 
+from orchestrator.errors import ConfigError
 from orchestrator.redaction import Redactor
+from orchestrator.reporting.lines import CONTEXT_FIELDS, OWN_LOGGERS, line_fields
+
+log = structlog.get_logger(__name__)
 
 LOG_FILE = "log.jsonl"
-CONTEXT_FIELDS = ("run_id", "batch", "state", "attempt", "journal_seq")
-"""On every line of ``log.jsonl``, null where not known."""
-
-OWN_LOGGERS = ("orchestrator", "states", "__main__")
 # These write a line a model call at INFO: the log would grow with the tokens.
 TALKATIVE_LOGGERS = (
     "httpx",
@@ -58,6 +57,7 @@ class RunLogging:
         """Where lines, and the progress display, go."""
         self.redact = redact
         """Takes the secrets out of a text; ``add`` teaches it more of them."""
+        self._quotes = level == "debug"
         self._context: dict[str, Any] = dict.fromkeys(CONTEXT_FIELDS)
         self._levels: dict[logging.Logger, int] = {}
         self._captured: list[tuple[logging.Logger, logging.Handler, bool]] = []
@@ -69,6 +69,9 @@ class RunLogging:
             logging.root.addHandler(handler)
         self._set_levels()
         logging.captureWarnings(True)
+        # Python's own print the exceptions of threads and finalizers, messages and all, on standard error.
+        self._hooks = (threading.excepthook, sys.unraisablehook)
+        threading.excepthook, sys.unraisablehook = _thread_died, _error_ignored
         structlog.configure(
             processors=[
                 structlog.stdlib.filter_by_level,
@@ -122,8 +125,13 @@ class RunLogging:
             logger.setLevel(level)
         if self._handlers:
             logging.captureWarnings(False)
+            threading.excepthook, sys.unraisablehook = self._hooks
             structlog.reset_defaults()
         self._handlers, self._captured, self._levels = [], [], {}
+
+    def _line(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        """Runs in the thread that logs."""
+        return line_fields(event, context=self._context, redact=self.redact, quotes=self._quotes)
 
     def _set_levels(self) -> None:
         levels = {"": logging.INFO, **dict.fromkeys(OWN_LOGGERS, logging.DEBUG)}
@@ -133,27 +141,6 @@ class RunLogging:
             self._levels[logger] = logger.level
             logger.setLevel(level)
 
-    def _line(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        """One line's fields in their order, as JSON values without secrets; runs in the thread that logs."""
-        record: logging.LogRecord = event.pop("_record")
-        del event["_from_structlog"]
-        if record.name.partition(".")[0] not in OWN_LOGGERS:
-            event = _without_quotes(record, event)
-        event = dict(structlog.processors.format_exc_info(_logger, _method, event))
-        narrow = structlog.contextvars.get_contextvars()
-        context = {key: value for key, value in self._context.items() if value is not None or key not in narrow}
-        fields = {
-            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
-            "level": record.levelname.lower(),
-            "event": event.pop("event", None),
-            "logger": record.name,
-            **dict.fromkeys(CONTEXT_FIELDS),
-            **narrow,
-            **context,
-            **event,
-        }
-        return cast(EventDict, _json_value(fields, self.redact))
-
 
 def configure_logging(
     log_path: Path | None, *, level: str = "info", console: Console | None = None, redact: Redactor | None = None
@@ -161,13 +148,20 @@ def configure_logging(
     """Sends all logging of the process to ``log_path``/log.jsonl (None: no file) and our own lines to ``console``.
 
     ``level`` is the least level that the console shows (``debug``, ``info``, ``warning`` or ``error``); the file has
-    all of ours and third-party lines from INFO on, ``warnings`` among them. ``console`` is standard error unless given;
+    all of ours and third-party lines from INFO on, ``warnings`` among them. What others say in their lines and in the
+    messages of their exceptions is told under ``debug`` only. ``console`` is standard error unless given;
     give the progress display the same one, so that lines appear above it. Close one configuration before the next.
 
     Raises:
-        OSError: the file cannot be opened.
+        ConfigError: the file cannot be opened.
     """
-    return RunLogging(log_path, level=level, console=console or Console(stderr=True), redact=redact or Redactor())
+    try:
+        return RunLogging(log_path, level=level, console=console or Console(stderr=True), redact=redact or Redactor())
+    except OSError as error:
+        raise ConfigError(
+            f"log_path={log_path}: {LOG_FILE} cannot be opened for writing ({error.strerror}); remove what is there, "
+            "or give another log_path"
+        ) from error
 
 
 class _FileHandler(logging.Handler):
@@ -225,15 +219,13 @@ class _ConsoleHandler(logging.Handler):
             )
 
 
-def _without_quotes(record: logging.LogRecord, event: EventDict) -> EventDict:
-    """Of another library's line, the first line and the type of its exception: the rest may quote a prompt.
+def _thread_died(died: threading.ExceptHookArgs) -> None:
+    if died.exc_type is not SystemExit:
+        log.warning("a thread died of an error", exc_info=died.exc_value)
 
-    asyncio, for one, tells of a task that an agent forgot with the whole message of its exception.
-    """
-    info = record.exc_info
-    kind = {"exception_type": info[0].__name__} if info and info[0] else {}
-    rest = {key: value for key, value in event.items() if key not in {"exc_info", "exception"}}
-    return {**rest, "event": str(event.get("event", "")).partition("\n")[0], **kind}
+
+def _error_ignored(ignored: "sys.UnraisableHookArgs") -> None:
+    log.debug("an error where nothing can raise one", exc_info=ignored.exc_value)
 
 
 def _render(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
@@ -253,23 +245,6 @@ def _readable(fields: dict[str, Any]) -> Text:
     if exception:
         text.append(f"\n{exception}")
     return text
-
-
-def _json_value(value: Any, redact: Redactor) -> Any:
-    """``value`` as strict JSON: text for whatever JSON has no word for, NaN and the infinities included."""
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, bytes):
-        return redact(value.decode("utf-8", "backslashreplace"))
-    if isinstance(value, Mapping):
-        return {redact(str(key)): _json_value(item, redact) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_json_value(item, redact) for item in value]
-    if isinstance(value, BaseException):
-        return redact(f"{type(value).__name__}: {value}")
-    return redact(str(value))
 
 
 def _writes_to_console(handler: logging.Handler) -> bool:

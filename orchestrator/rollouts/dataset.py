@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeAlias
 from orchestrator.config import Config
 from orchestrator.errors import ConfigError, DatasetError
 from orchestrator.rollouts.entry_points import load_attribute
+from orchestrator.telling import told
 
 Task: TypeAlias = Any
 """One JSON value; what the agent gets."""
@@ -208,15 +209,20 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Task]]:
 
 def _call_dataset(spec: str, field: str) -> list[Task]:
     found = load_attribute(spec, field)
+    is_function = callable(found) and not hasattr(found, "__len__")
     try:
-        if callable(found) and not hasattr(found, "__len__"):
+        if is_function:
             found = found()
         tasks = None if isinstance(found, str | bytes | Mapping) else [found[index] for index in range(len(found))]
     except Exception as error:  # functions and sequences are the user's code and may raise anything
-        raise DatasetError(f"{field}={spec}: reading it failed with {type(error).__name__}: {error}") from error
+        module_name, _, attribute = spec.partition(":")
+        program = f"import {module_name} as m; list(m.{attribute}{'()' if is_function else ''})"
+        raise DatasetError(
+            f"{field}={spec}: reading it failed with {told(error)}; `python -c '{program}'` shows its message"
+        ) from error
     if tasks is None:
         raise DatasetError(
-            f"{field}={spec}: expected a sequence of tasks, or a function giving one, found {found!r:.60}"
+            f"{field}={spec}: expected a sequence of tasks, or a function giving one, found a {type(found).__name__}"
         )
     return [_json_value(task, f"{field}={spec}, task {index}") for index, task in enumerate(tasks)]
 
@@ -241,7 +247,12 @@ def _json_value(value: Any, where: str) -> Task:
         return str(value)
     if hasattr(value, "tolist"):  # NumPy's scalars and arrays, without importing NumPy
         return _json_value(value.tolist(), where)
-    raise DatasetError(f"{where}: expected JSON values only, found {type(value).__name__} ({value!r:.60})")
+    raise DatasetError(f"{where}: expected JSON values only, found {_found(value)}")
+
+
+def _found(value: Any) -> str:
+    """What ``value`` is; of a task no more than that may be told."""
+    return repr(value) if isinstance(value, float) else f"a {type(value).__name__}"
 
 
 def _fingerprint(tasks: Sequence[Task]) -> dict[str, Any]:

@@ -63,6 +63,7 @@ class LedgerService:
                 "names": told,
                 "prompt": [prompt.to_ints() for prompt in prompts],
                 "seed": [param.seed for param in params],
+                "temperature": [param.temperature for param in params],
                 "datums": [datum.model_input.to_ints() for datum in datums],
             }
         )

@@ -42,6 +42,20 @@ def changed(name: str) -> Config:
     return chz.replace(CONFIG, **{name: new if name != "allow_drift" else ("seed",)})
 
 
+@pytest.mark.parametrize("owner", [Config, LocalConfig])
+def test_every_field_has_a_drift_class_or_the_suite_fails(owner: type[Config] | type[LocalConfig]) -> None:
+    fields = chz.chz_fields(owner).items()
+    unclassified = {name for name, field in fields if not isinstance((field.metadata or {}).get("drift"), Drift)}
+    assert unclassified == ({"local"} if owner is Config else set()), "say what a resume may do to it"
+    prefix = "" if owner is Config else "local."
+    assert {prefix + name for name, _ in fields} - {"local"} <= field_drifts().keys() == flatten(CONFIG).keys()
+
+
+def test_every_horizon_field_is_tested_below() -> None:
+    horizons = {name for name, drift in field_drifts().items() if drift is Drift.HORIZON}
+    assert horizons == {"n_epochs", "max_batches"}
+
+
 def test_nothing_drifts_in_the_same_run(run: RunState) -> None:
     assert check_drift(run, CONFIG, DATASET) == []
 

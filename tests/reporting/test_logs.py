@@ -5,10 +5,12 @@ import json
 import logging
 import logging.config
 import math
+import re
 import stat
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,8 +20,10 @@ import pytest
 import structlog
 from rich.console import Console
 
+from orchestrator.errors import ConfigError
 from orchestrator.redaction import Redactor
-from orchestrator.reporting.logs import CONTEXT_FIELDS, RunLogging, configure_logging
+from orchestrator.reporting.lines import CONTEXT_FIELDS, WITHHELD
+from orchestrator.reporting.logs import RunLogging, configure_logging
 
 SECRET = "tml-SECRET123"  # noqa: S105 - looks like one, on purpose
 
@@ -56,7 +60,7 @@ def shown(handle: RunLogging) -> str:
 
 def test_every_line_is_strict_json_whatever_it_holds(tmp_path: Path, configure: Configure) -> None:
     """H28: a UUID, bytes, NaN and an exception among the values of one event."""
-    configure()
+    configure(level="debug")
     try:
         int("broken \udc80")
     except ValueError as error:
@@ -87,7 +91,7 @@ def test_every_line_carries_the_run_context_third_party_threads_included(tmp_pat
     with structlog.contextvars.bound_contextvars(rollout="000003-train-0000-000", batch=2):
         structlog.get_logger("orchestrator.x").info("ours")
     before, foreign, ours = lines(tmp_path)
-    assert before["event"] == "before binding"
+    assert before["event"] == WITHHELD
     assert [before[field] for field in CONTEXT_FIELDS] == [None] * 5
     assert [foreign[field] for field in CONTEXT_FIELDS] == ["r1", 3, "Rollout", 1, 17]
     assert (ours["rollout"], ours["batch"]) == ("000003-train-0000-000", 3)
@@ -112,12 +116,14 @@ def test_the_console_shows_our_own_lines_from_its_level_on_and_nothing_else(
     ours = structlog.get_logger("orchestrator.x")
     ours.debug("detail")
     ours.warning("look [here]", count=2)
-    assert [line["event"] for line in lines(tmp_path)] == ["noise", "detail", "look [here]"]
+    assert [line["event"] for line in lines(tmp_path)] == [WITHHELD, "detail", "look [here]"]
     assert shown(handle)[9:] == "warning  look [here]  batch=3 count=2\n"
 
 
 def test_no_secret_reaches_file_or_console(tmp_path: Path, configure: Configure) -> None:
-    handle = configure(redact=Redactor({"TINKER_API_KEY": SECRET, "my_token": "longenough", "A_SECRET": "short"}))
+    handle = configure(
+        level="debug", redact=Redactor({"TINKER_API_KEY": SECRET, "my_token": "longenough", "A_SECRET": "short"})
+    )
     handle.redact.add("gateway-key")
     log = structlog.get_logger("orchestrator.x")
 
@@ -154,6 +160,60 @@ def test_tracebacks_do_not_show_local_variables(tmp_path: Path, configure: Confi
     assert "CANARY-77" not in (tmp_path / "log.jsonl").read_text() + shown(handle)
 
 
+def raise_quoting(canary: str) -> None:
+    no_answers: dict[str, str] = {}
+    try:
+        print(no_answers[canary])
+    except KeyError as cause:
+        raise RuntimeError(f"cannot answer {canary}") from cause
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_only_debug_quotes_what_others_say_and_what_exceptions_hold(
+    tmp_path: Path, configure: Configure, level: str
+) -> None:
+    """H19: an agent that logs its prompt in every way there is, and exceptions that quote it."""
+    handle = configure(level=level)
+    canary = "-".join(["CANARY", "77"])
+    theirs = logging.getLogger("my_agent")
+    theirs.info(canary)
+    theirs.warning("asked %s", canary, extra={"prompt": canary})
+    structlog.get_logger("my_agent").info("asked", prompt=canary)
+    warnings.warn(canary, stacklevel=1)
+    with structlog.contextvars.bound_contextvars(prompt=canary):
+        theirs.info("x")
+    try:
+        raise_quoting(canary)
+    except RuntimeError as error:
+        theirs.exception(canary)
+        structlog.get_logger("orchestrator.x").exception("failed", error=error)
+    thread = threading.Thread(target=raise_quoting, args=(canary,))
+    thread.start()
+    thread.join()
+    written = (tmp_path / "log.jsonl").read_text() + shown(handle)
+    assert (canary in written) is (level == "debug")
+    assert [line["logger"] for line in lines(tmp_path)].count("my_agent") == 5
+    (failed,) = [line for line in lines(tmp_path) if line["event"] == "failed"]
+    (died,) = [line for line in lines(tmp_path) if line["event"] == "a thread died of an error"]
+    if level == "info":
+        place = r"RuntimeError at test_logs\.py:\d+"
+        assert re.fullmatch(place, failed["error"])
+        for line in (failed, died):
+            assert re.match(place + r" \(.* in raise_quoting\)\ncaused by KeyError at test_logs\.py", line["exception"])
+
+
+def test_what_the_service_says_of_waiting_is_told(tmp_path: Path, configure: Configure) -> None:
+    configure()
+    logging.getLogger("tinker.lib.queue_state_logger").warning("Training for %s is paused.\nmore", "m")
+    assert lines(tmp_path)[0]["event"] == "Training for m is paused."
+
+
+def test_a_log_that_cannot_be_opened_is_a_usage_error(tmp_path: Path, configure: Configure) -> None:
+    (tmp_path / "log.jsonl").mkdir()
+    with pytest.raises(ConfigError, match=r"log\.jsonl cannot be opened for writing \(Is a directory\)"):
+        configure()
+
+
 def test_the_file_is_private_and_appended_to_after_a_torn_line(tmp_path: Path, configure: Configure) -> None:
     path = tmp_path / "log.jsonl"
     with configure():
@@ -186,7 +246,7 @@ def test_console_handlers_of_libraries_are_taken_off_and_put_back(tmp_path: Path
     handle = configure()
     assert library.handlers == []
     library.warning("into the file")
-    assert lines(tmp_path)[0]["event"] == "into the file"
+    assert lines(tmp_path)[0]["place"].startswith("test_logs.py:")
     handle.close()
     assert (library.handlers, library.propagate) == ([handler], False)
     library.removeHandler(handler)
@@ -229,8 +289,9 @@ def test_warnings_and_third_party_lines_never_reach_the_streams_of_a_real_proces
     assert done.stderr.endswith(" info     ours\n")
     assert done.stderr.count("\n") == 1
     noise, warning, ours = lines(tmp_path)
-    assert (noise["event"], ours["event"]) == ("noise", "ours")
-    assert (warning["logger"], "old thing" in warning["event"]) == ("py.warnings", True)
+    assert [line["logger"] for line in (noise, warning)] == ["third", "py.warnings"]
+    assert (noise["event"], warning["event"], ours["event"]) == (WITHHELD, WITHHELD, "ours")
+    assert (warning["place"], warning["category"]) == ("<string>:1", "UserWarning")
 
 
 def test_lines_still_arrive_after_a_library_has_configured_logging_for_itself(tmp_path: Path) -> None:

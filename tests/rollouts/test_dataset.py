@@ -153,7 +153,7 @@ def test_python_datasets_are_sequences_or_functions_giving_one() -> None:
     [
         ("NOT_JSON", r"task 0, 'blob': .*bytes"),
         ("ONE_MAPPING", "expected a sequence of tasks"),
-        ("failing_function", "RuntimeError: no network"),
+        ("failing_function", r"RuntimeError at test_dataset\.py:\d+; `python -c .*` shows its message"),
     ],
 )
 def test_a_python_dataset_that_is_no_list_of_json_values_is_refused(attribute: str, problem: str) -> None:

@@ -221,16 +221,18 @@ async def test_agents_reach_the_gateway_past_a_proxy_that_does_not_answer(
 async def test_a_call_ends_under_the_version_it_began_with(
     attempt: Attempt, served: Any, client: FakeSamplingClient, saying: Callable[..., Any]
 ) -> None:
+    """H25."""
+    await served.publish(client, policy_version=1)
     client.hold()
     in_flight = asyncio.create_task(attempt.ask())
     await asyncio.to_thread(client.arrived.get, timeout=10)
-    await served.publish(saying("8"), policy_version=1)
+    await served.publish(saying("8"), policy_version=2)
     messages = [{"role": "user", "content": "later"}]
     later = await attempt.ask(messages=messages)
     client.release()
     assert text_of(await in_flight) == "7"
     assert text_of(later) == "8"
-    assert [turn.policy_version for turn in attempt.turns()] == [0, 1]
+    assert [turn.policy_version for turn in attempt.turns()] == [1, 2]
 
 
 async def test_a_reply_that_comes_after_its_attempt_is_refused_and_not_kept(

@@ -5,10 +5,16 @@ from collections.abc import Mapping
 import httpx
 import tinker
 
+from orchestrator.errors import OwnWordsError
+
+
+class LocalBadRequestError(OwnWordsError, tinker.BadRequestError):
+    """HTTP 400 of the embedded backend, whose message quotes no request."""
+
 
 def bad_request(message: str) -> tinker.BadRequestError:
     """HTTP 400: the request can never be carried out."""
-    return tinker.BadRequestError(message, response=_response(400), body=None)
+    return LocalBadRequestError(message, response=_response(400), body=None)
 
 
 def not_found(message: str) -> tinker.NotFoundError:
