@@ -137,9 +137,7 @@ def _child_main(child: Child) -> None:
             child.observer,
             disk=child.disk,
             environ=child.environ,
-            wrap_service=(lambda service: service)
-            if unanswered is None
-            else lambda service: Hanging(service, unanswered),
+            wrap_service=wrap_service,
         )
     )
     print(f"exit {code} after {time.monotonic() - began:.2f} s", file=sys.stderr)
