@@ -2,8 +2,8 @@
 
 import asyncio
 import importlib.metadata
-import json
 import os
+import shutil
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack, closing, suppress
@@ -14,9 +14,9 @@ from uuid import uuid4
 
 import structlog
 
-from orchestrator.backends.service import Backend, make_backend
+from orchestrator.backends.service import LOCAL_DIRECTORY, Backend, make_backend
 from orchestrator.compose import Rendering, load_rendering, open_resources
-from orchestrator.config import Config, flatten
+from orchestrator.config import CONFIG_NAME, TINY, Config, config_json, flatten
 from orchestrator.context import Recorder, StateContext
 from orchestrator.errors import (
     EXIT_FINISHED,
@@ -161,7 +161,7 @@ class _Process:
             drift=drift,
             num_batches=self._batches.num_batches,
         )
-        write_durably(self._log_path / "config.json", json.dumps(flat, indent=2).encode())
+        write_durably(self._log_path / CONFIG_NAME, config_json(flat))
 
     async def _drive_journaled(
         self, journal: Journal, logs: RunLogging, backend: Backend, rendering: Rendering
@@ -230,15 +230,22 @@ class _Process:
 def _require_unused(log_path: Path) -> None:
     """Refuses to start a run among what another one left: its rollouts would pass for this run's.
 
+    The built-in model is made before a run's first record, so a process that was killed in between leaves it, perhaps
+    with another warm start: it is cleared away and made again.
+
     Raises:
         RefusedError: there are files of a run, and no journal.
     """
-    left = [name for name in ("rollouts", "datums", "local", "metrics.jsonl") if (log_path / name).exists()]
+    names = ("rollouts", "datums", f"{LOCAL_DIRECTORY}/run", "metrics.jsonl")
+    left = [name for name in names if (log_path / name).exists()]
     if left:
         raise RefusedError(
             f"{log_path}: holds {', '.join(left)} but no journal.jsonl, so what run they belong to is not known. "
             "Restore the journal to resume that run, or give another log_path"
         )
+    built_in = log_path / LOCAL_DIRECTORY / "base" / TINY
+    if built_in.exists():
+        shutil.rmtree(built_in)
 
 
 def _first_line(error: Exception) -> str:

@@ -121,6 +121,7 @@ class TrainedWeights:
 
     async def _restore(self, run: RunState, batch: int, recorder: CheckpointRecorder) -> None:
         checkpoint = await self._ledger.newest_live(run, at_most_batch=batch, recorder=recorder)
+        self._ledger.write_view(run)  # without those just found lost
         if checkpoint is None:
             self._require_base(run)
             log.warning("no checkpoint is alive: redoing every batch from the base model", batches=batch)
