@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator import __version__
 from orchestrator.command import carry_out
-from orchestrator.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_USAGE
+from orchestrator.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_REFUSED, EXIT_USAGE, ConfigError
 
 EXIT_CODES = "exit codes: 0 finished; 1 failed, resumable; 2 usage or configuration error, nothing started; 3 refused \
 (drift, damage, lock); 130 or 143 interrupted, resumable"
@@ -68,6 +68,11 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     journal.add_argument("--follow", action="store_true", help="go on printing until the run is finished")
     journal.add_argument("--json", action="store_true", help="the records as they are stored")
     journal.add_argument("--batch", type=int, metavar="N", help="only records of batch N")
+    journal.add_argument(
+        "--repair",
+        action="store_true",
+        help="cut off a torn last record and make stale views anew, telling each action first and keeping the original",
+    )
     journal.set_defaults(command=_journal)
 
     chaos = commands.add_parser(
@@ -81,6 +86,15 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     )
     chaos.add_argument("settings", nargs="*", metavar="key=value", help="settings below, or of the run command")
     chaos.set_defaults(command=_chaos)
+    verify = commands.add_parser(
+        "verify",
+        help="journal, side files, views, checkpoints: PASS or the first counter-example",
+        description="Reads all that a resume relies on, writes nothing, and may be used on a run at work. Prints what "
+        "was checked and PASS, or the first thing that no kill can have left there (exit 3).",
+    )
+    verify.add_argument("log_path", type=Path)
+    verify.add_argument("--json", action="store_true", help="one JSON object")
+    verify.set_defaults(command=_verify)
 
     graph = commands.add_parser("graph", help="the machine as a Mermaid diagram")
     graph.set_defaults(command=_graph)
@@ -115,7 +129,27 @@ def _status(options: argparse.Namespace) -> int:
     return EXIT_FINISHED
 
 
+def _verify(options: argparse.Namespace) -> int:
+    from orchestrator.verify import verify  # start-up time: it reads tensors and datums
+
+    verdict = verify(options.log_path)
+    print(json.dumps(verdict.to_json()) if options.json else "\n".join(verdict.lines()))
+    return EXIT_FINISHED if verdict.passed else EXIT_REFUSED
+
+
+def _repair(log_path: Path) -> int:
+    from orchestrator.repair import repair  # start-up time
+
+    if not repair(log_path, tell=print):
+        print("nothing to do: there is nothing that can be repaired, and no fault")
+    return EXIT_FINISHED
+
+
 def _journal(options: argparse.Namespace) -> int:
+    if options.repair:
+        if options.follow or options.json or options.batch is not None:
+            raise ConfigError("--repair tells what it does; leave --follow, --json and --batch out")
+        return _repair(options.log_path)
     from orchestrator.journal.log import require_journal  # start-up time
     from orchestrator.journal.records import encode
     from orchestrator.reporting.story import follow_records, story_line

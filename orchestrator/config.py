@@ -4,6 +4,8 @@ The drift class says what a resume may change. *Identity* fields make the run wh
 began with; *horizon* fields may only be extended; *operational* fields may change freely.
 """
 
+import json
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -12,6 +14,8 @@ import chz
 DEFAULT_RECIPE = "guess_number"
 TINY = "tiny"
 """The name of the embedded backend's built-in model."""
+CONFIG_NAME = "config.json"
+"""The view of the newest process's configuration, in the run directory."""
 
 
 class Drift(StrEnum):
@@ -165,6 +169,11 @@ def flatten(config: Config) -> dict[str, Any]:
         value = getattr(config.local if owner else config, attribute)
         values[name] = list(value) if isinstance(value, tuple) else value
     return values
+
+
+def config_json(flat: Mapping[str, Any]) -> bytes:
+    """What ``config.json`` holds for a flattened configuration."""
+    return json.dumps(flat, indent=2).encode()
 
 
 def _fields() -> dict[str, dict[str, Any]]:

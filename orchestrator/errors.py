@@ -11,6 +11,7 @@ OrchestratorError                    exit 1: failed, the same command resumes
 ├── RefusedError                     exit 3: nothing was spent, files are as they were
 │   ├── JournalDamagedError          a record of the journal cannot be trusted
 │   ├── SideFileDamagedError         a stored rollout or datum file cannot be trusted
+│   ├── FaultFoundError              `verify` found something in a run directory that no kill can leave there
 │   ├── DriftError                   configuration or dataset differ from what the run began with
 │   ├── LockedError                  another process holds the run directory
 │   ├── TooManyAttemptsError         the same batch and state failed max_attempts times
@@ -87,11 +88,21 @@ class JournalDamagedError(RefusedError):
     def __init__(self, path: Path, *, line: int, offset: int, problem: str, advice: str) -> None:
         """``line`` is 1-based, ``offset`` the byte at which that line begins."""
         super().__init__(f"{path}, line {line} (byte {offset}): {problem}. {advice}")
-        self.path, self.line, self.offset = path, line, offset
+        self.path, self.line, self.offset, self.problem, self.advice = path, line, offset, problem, advice
 
 
 class SideFileDamagedError(RefusedError):
     """A file that the journal relies on is missing, changed or unreadable."""
+
+
+class FaultFoundError(RefusedError):
+    """A run directory holds something that no kill can leave there."""
+
+    def __init__(self, path: Path, *, problem: str, cure: str, line: int | None = None, offset: int | None = None):
+        """``line`` is 1-based, ``offset`` a byte of the file; None: the fault has no such place."""
+        place = ("" if line is None else f", line {line}") + ("" if offset is None else f" (byte {offset})")
+        super().__init__(f"{path}{place}: {problem}. {cure}")
+        self.path, self.line, self.offset, self.problem, self.cure = path, line, offset, problem, cure
 
 
 class DriftError(RefusedError):

@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib.metadata
-import json
 import os
 import socket
 from collections.abc import Awaitable
@@ -18,7 +17,7 @@ from orchestrator.backends.counted import CountedService
 from orchestrator.backends.service import Backend
 from orchestrator.backends.usage import UsageLog
 from orchestrator.compose import Rendering, Seams, load_rendering, open_resources
-from orchestrator.config import Config, flatten
+from orchestrator.config import CONFIG_NAME, Config, config_json, flatten
 from orchestrator.context import Recorder, StateContext
 from orchestrator.errors import (
     EXIT_FINISHED,
@@ -175,7 +174,7 @@ class _Process:
             journal.append(Kind.PROCESS_STOPPED, reason=reason, batch=run.batch, state=run.state, error=error)
 
         try:
-            write_durably(self._log_path / "config.json", json.dumps(flatten(self._config), indent=2).encode())
+            write_durably(self._log_path / CONFIG_NAME, config_json(flatten(self._config)), disk=self._seams.disk)
             logs.console.print("\n".join(make_plan(journal.run, self._log_path).lines()), highlight=False)
             await self._drive(journal, logs, backend, rendering)
             journal.append(Kind.RUN_FINISHED, batches=journal.run.num_batches)

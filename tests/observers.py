@@ -4,6 +4,7 @@ They travel to the child by pickle and count there; a point's ``occurrence`` is 
 """
 
 import os
+import shutil
 import signal
 import time
 from multiprocessing.synchronize import Semaphore
@@ -155,3 +156,27 @@ class AtNewStep:
             return False
         self._note.write_text(f"{step} {part}")
         return True
+
+
+class SnapshotAtEveryPoint:
+    """Copies the run directory at every point that the process passes: what a kill there would leave."""
+
+    def __init__(self, log_path: Path, snapshots: Path) -> None:
+        """``snapshots`` gets a folder a point, named after its number and the point."""
+        self._log_path = log_path
+        self._snapshots = snapshots
+        self._passed = 0
+
+    def __call__(self, point: str) -> None:
+        """Takes one; files are linked where they are only ever replaced whole."""
+        target = self._snapshots / f"{self._passed:04d}-{point.replace(':', '-')}"
+        self._passed += 1
+        while self._log_path.is_dir() and not target.exists():
+            try:
+                shutil.copytree(self._log_path, target, copy_function=self._copy)
+            except (shutil.Error, FileNotFoundError):  # another thread has just given a file its name
+                shutil.rmtree(target)
+
+    def _copy(self, source: str, target: str) -> None:
+        copy = os.link if source.startswith(f"{self._log_path}/local/") else shutil.copyfile
+        copy(source, target)

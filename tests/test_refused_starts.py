@@ -66,13 +66,13 @@ def test_a_gateway_port_that_a_foreign_server_holds_ends_the_start_and_costs_not
     ],
 )
 def test_a_start_that_is_refused_leaves_no_run_behind(setting: str, told: str, tmp_path: Path) -> None:
-    given = dict(field.split("=", 1) for field in (*FIXTURE_D, setting))
+    given = dict(field.split("=", 1) for field in (*FIXTURE_D, "log_path=run", setting))
     settings = [f"{name}={value}" for name, value in given.items()]
     code, _, stderr = run_command(tmp_path, "run", *settings)
     assert code == 2
     assert told in stderr
     assert {path.name for path in tmp_path.glob("run/*")} <= {"log.jsonl"}
-    code, _, stderr = run_command(tmp_path, "run", *FIXTURE_D, "max_batches=1")
+    code, _, stderr = run_command(tmp_path, "run", *FIXTURE_D, "log_path=run", "max_batches=1")
     assert code == 0, stderr
 
 
@@ -104,7 +104,7 @@ def test_a_run_whose_journal_was_lost_is_left_as_it_is(killed: Path, uninterrupt
 @pytest.mark.parametrize(("name", "code"), [("log.jsonl", 2), ("journal.jsonl", 3), ("metrics.jsonl", 3)])
 def test_a_directory_where_a_file_belongs_is_an_error_that_names_it(name: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "run" / name).mkdir(parents=True)
-    found, _, stderr = run_command(tmp_path, "run", *FIXTURE_D)
+    found, _, stderr = run_command(tmp_path, "run", *FIXTURE_D, "log_path=run")
     assert found == code
     assert name in stderr
     assert "Traceback" not in stderr

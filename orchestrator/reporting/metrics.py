@@ -1,7 +1,7 @@
 """The metric rows: a view of the journal, one row a batch and one for the final evaluation, never lost or doubled."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,11 @@ def journaled_rows(run: RunState) -> list[dict[str, Any]]:
     return [metric_row(run, batch) for batch in range(run.batch + has_final_row(run))]
 
 
+def view_of(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """What ``metrics.jsonl`` holds for these rows."""
+    return "".join(f"{_line(row)}\n" for row in rows).encode()
+
+
 def has_final_row(run: RunState) -> bool:
     """Whether the final weights were evaluated, which has a row of its own, numbered ``num_batches``."""
     final = run.result(run.batch, State.MAYBE_EVALUATE)
@@ -67,7 +72,7 @@ class MetricRows:
         """
         path = log_path / FILE_NAME
         rows = journaled_rows(run)
-        expected = "".join(f"{_line(row)}\n" for row in rows).encode()
+        expected = view_of(rows)
         if not path.exists() or path.read_bytes() != expected:
             write_durably(path, expected, disk=disk)
         self._steps = {row["step"] for row in rows}
@@ -92,5 +97,5 @@ class MetricRows:
         self._file.close()
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, allow_nan=False)

@@ -25,6 +25,23 @@ SavedT = TypeVar("SavedT", bound=Any)
 FIRST_LOOK_SECONDS = 2.0
 """How long a service may take over a save before it is asked whether the checkpoint is there; then twice as long."""
 
+FILE_NAME = "checkpoints.jsonl"
+
+
+def view_of(run: RunState) -> bytes:
+    """What ``checkpoints.jsonl`` holds: the live checkpoints, in the format that tinker-cookbook reads."""
+    lines = []
+    for checkpoint in sorted(run.checkpoints, key=lambda checkpoint: checkpoint.batch):
+        row = {
+            "name": checkpoint.name,
+            "batch": checkpoint.batch,
+            "final": True if checkpoint.checkpoint_kind == "final" else None,
+            "state_path": checkpoint.state_path,
+            "sampler_path": checkpoint.sampler_path,
+        }
+        lines.append(json.dumps({key: value for key, value in row.items() if value is not None}) + "\n")
+    return "".join(lines).encode()
+
 
 class CheckpointRecorder(Protocol):
     """The two facts about checkpoints that may be journaled from inside a state."""
@@ -71,7 +88,8 @@ class CheckpointLedger:
         """Saves the weights that ``batch`` is sampled with, and returns their path."""
         ttl_seconds = None if batch == num_batches else self._lifetime(self._config.ttl_seconds)
         name = batch_name(batch)
-        request = client.save_weights_for_sampler_async(name, ttl_seconds, self._user_metadata)
+        metadata = self._user_metadata | {"batch": str(batch)}
+        request = client.save_weights_for_sampler_async(name, ttl_seconds, metadata)
         return await self._saved_path(client, request, section="sampler_weights", name=name)
 
     async def save_state(self, client: TrainingClient, *, batch: int, kind: str, sampler_path: str) -> Checkpoint:
@@ -137,18 +155,8 @@ class CheckpointLedger:
             log.debug("was deleted before", path=path)
 
     def write_view(self, run: RunState) -> None:
-        """Rewrites ``checkpoints.jsonl`` from the journal, in the format that tinker-cookbook reads."""
-        lines = []
-        for checkpoint in sorted(run.checkpoints, key=lambda checkpoint: checkpoint.batch):
-            row = {
-                "name": checkpoint.name,
-                "batch": checkpoint.batch,
-                "final": True if checkpoint.checkpoint_kind == "final" else None,
-                "state_path": checkpoint.state_path,
-                "sampler_path": checkpoint.sampler_path,
-            }
-            lines.append(json.dumps({key: value for key, value in row.items() if value is not None}) + "\n")
-        write_durably(self._log_path / "checkpoints.jsonl", "".join(lines).encode(), disk=self._disk)
+        """Rewrites ``checkpoints.jsonl`` from the journal."""
+        write_durably(self._log_path / FILE_NAME, view_of(run), disk=self._disk)
 
     async def exists(self, path: str) -> bool:
         """Whether the backend still has what was saved under ``path``."""

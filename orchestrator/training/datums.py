@@ -1,6 +1,5 @@
 """A train step as it is stored before it is sent: every datum, and all that decides what is done with them."""
 
-import io
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -87,8 +86,7 @@ def load(log_path: Path, batch: int, *, sha256: str | None = None) -> TrainStepI
     path = datum_path(log_path, batch)
     check(log_path, batch, sha256=sha256)
     try:
-        with zstandard.ZstdDecompressor().stream_reader(path.read_bytes()) as reader:
-            header, *rows = (json.loads(line) for line in io.TextIOWrapper(reader, encoding="utf-8"))
+        header, *rows = (json.loads(line) for line in _decompress(path.read_bytes()).splitlines())
         header["orders"] = tuple(tuple(order) for order in header["orders"])
         step = TrainStepInput(**header, datums=tuple(_datum_from_json(row) for row in rows))
     except (zstandard.ZstdError, ValueError, KeyError, TypeError) as error:
@@ -96,6 +94,18 @@ def load(log_path: Path, batch: int, *, sha256: str | None = None) -> TrainStepI
     if step.batch != batch:
         raise SideFileDamagedError(f"{path}: holds the datums of batch {step.batch}, expected {batch}; {ADVICE}")
     return step
+
+
+def _decompress(data: bytes) -> bytes:
+    """The content of one whole zstd frame, which must be all that ``data`` is.
+
+    Not with ``stream_reader``: read line by line it never ends where the frame was cut short.
+    """
+    decompressor = zstandard.ZstdDecompressor().decompressobj()
+    content = decompressor.decompress(data)
+    if not decompressor.eof or decompressor.unused_data:
+        raise ValueError("it was cut short, or something follows it")
+    return content
 
 
 def _datum_to_json(datum: tinker.Datum) -> dict[str, Any]:

@@ -130,7 +130,9 @@ class TrainedWeights:
                 self._ledger.lose(checkpoint, recorder=recorder)
                 continue
             self._trained_batches = checkpoint.batch
+            self._ledger.write_view(run)  # without those just found lost
             return
+        self._ledger.write_view(run)
         self._require_base(run)
         log.warning("no checkpoint is alive: redoing every batch from the base model", batches=batch)
         await self.fresh()

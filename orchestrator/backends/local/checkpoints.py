@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import orjson
 import safetensors.torch
@@ -77,11 +77,18 @@ class CheckpointStore:
     is not found either, so that an older checkpoint is taken; it is left for whoever wants to look at it.
     """
 
-    def __init__(self, root: Path, *, now: Callable[[], float] = time.time, disk: Disk = DISK) -> None:
-        """Opens the store, clearing away what was left unfinished or has expired; ``now`` gives Unix seconds."""
+    def __init__(
+        self, root: Path, *, now: Callable[[], float] = time.time, clear: bool = True, disk: Disk = DISK
+    ) -> None:
+        """Opens the store, clearing away what was left unfinished or has expired; ``now`` gives Unix seconds.
+
+        With ``clear=False`` nothing is cleared away: for who only looks at the store.
+        """
         self._root = root
         self._now = now
         self._disk = disk
+        if not clear:
+            return
         for directory in root.glob(f"{MODEL_ID}/*weights/*/"):
             if directory.name.startswith(_UNFINISHED) or self._has_expired(directory):
                 self._remove(directory)
@@ -236,12 +243,22 @@ def _read_metadata(directory: Path) -> Metadata:
     """Raises OSError or ValueError when it is missing or damaged."""
     fields = orjson.loads((directory / _METADATA).read_bytes())
     try:
+        _check_types(fields)
         metadata = Metadata(**{**fields, "adapter": AdapterSpec(**fields["adapter"])})
     except (KeyError, TypeError) as error:
         raise ValueError(f"expected the fields of a checkpoint's metadata: {error!r}") from error
     if _MODEL not in metadata.sha256:
         raise ValueError(f"sha256 lists {sorted(metadata.sha256)}, expected {_MODEL} among them")
     return metadata
+
+
+def _check_types(fields: Mapping[str, Any]) -> None:
+    """Of the fields that are worked with whenever a store is opened. Raises KeyError or TypeError."""
+    if not isinstance(fields["expires_at"], float | int | None):
+        raise TypeError(f"expires_at is {fields['expires_at']!r}, expected a time or null")
+    for name in ("sha256", "user_metadata"):
+        if not isinstance(fields[name], dict):
+            raise TypeError(f"{name} is {fields[name]!r}, expected an object")
 
 
 def _damaged(path: str, file: Path, reason: object) -> tinker.NotFoundError:

@@ -1,0 +1,67 @@
+"""Files that belong to no batch the journal knows of: a copy from another run, or what a lost journal once named."""
+
+import re
+from collections.abc import Iterator
+
+from orchestrator.backends.service import LOCAL_DIRECTORY
+from orchestrator.errors import FaultFoundError
+from orchestrator.names import State
+from orchestrator.verify.evidence import Evidence
+
+CURE = "Restore the journal that knows it, or remove it"
+_UNFINISHED = re.compile(r"\..*\.tmp|\.unfinished-.*")
+"""What a kill leaves of a file or folder that had not yet got its name."""
+_WRITERS = (
+    ("rollouts", re.compile(r"(\d{6})\.train\.jsonl"), State.ROLLOUT),
+    ("rollouts", re.compile(r"(\d{6})\.eval\.jsonl"), State.MAYBE_EVALUATE),
+    ("datums", re.compile(r"(\d{6})\.jsonl\.zst"), State.TRAIN_STEP),
+)
+_SAVED = re.compile(r"(\d{6})(-rolling|-final)?")
+
+
+def check_strays(evidence: Evidence) -> str:
+    """Every file in the folders of the run's batches.
+
+    Raises:
+        FaultFoundError: one of them was written by no state that the journal knows.
+    """
+    known = set(_written(evidence))
+    num_files = 0
+    for folder, names in evidence.names.items():
+        for name in names:
+            if _UNFINISHED.fullmatch(name):
+                continue
+            num_files += 1
+            if f"{folder}/{name}" in known:
+                continue
+            if folder.startswith(LOCAL_DIRECTORY) and _may_be_saved(evidence, name):
+                continue
+            problem = f"belongs to nothing the journal knows of, which is in batch {evidence.run.batch}"
+            raise FaultFoundError(evidence.log_path / folder / name, problem=problem, cure=CURE)
+    return f"{num_files} files and checkpoints belong to batches of the run"
+
+
+def _written(evidence: Evidence) -> Iterator[str]:
+    """The side files that the journal names, and those of states that were entered and have not said what they wrote.
+
+    A state that was entered again may have decided otherwise, under another cadence say: its first file stays.
+    """
+    entered = set()
+    for move in evidence.moves():
+        if move.result.get("file") is not None:
+            yield move.result["file"]
+        if move.attempt:
+            entered.add((move.batch, move.state))
+    if evidence.run.entries:
+        entered.add((evidence.run.batch, evidence.run.state))
+    for folder, pattern, state in _WRITERS:
+        for name in evidence.names[folder]:
+            matched = pattern.fullmatch(name)
+            if matched and (int(matched[1]), state) in entered:
+                yield f"{folder}/{name}"
+
+
+def _may_be_saved(evidence: Evidence, name: str) -> bool:
+    """Whether a checkpoint is of the weights of a batch that the run has reached: it may be between two records."""
+    matched = _SAVED.fullmatch(name)
+    return matched is not None and int(matched[1]) <= evidence.run.batch + 1
