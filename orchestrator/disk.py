@@ -1,7 +1,10 @@
 """The system calls that make bytes durable, in one place: every durable write of a run goes through a ``Disk``."""
 
+import errno
 import os
 from pathlib import Path
+
+from orchestrator.errors import JournalWriteError
 
 
 class Disk:
@@ -26,3 +29,13 @@ class Disk:
 
 
 DISK = Disk()
+
+
+def write_error(path: Path, error: OSError) -> JournalWriteError:
+    """The error that a failed step of the disk is told as: which file, why, and what to do."""
+    name = errno.errorcode.get(error.errno or 0, "unknown error")
+    full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+    remedy = "Free some space" if full else "See to the disk and its permissions"
+    return JournalWriteError(
+        f"{path}: could not be written: {name}: {error.strerror}. {remedy}, then run the same command again"
+    )

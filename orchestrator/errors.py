@@ -3,7 +3,7 @@
 OrchestratorError                    exit 1: failed, the same command resumes
 ├── StateFailedError                 a state's body failed or ran out of time
 ├── NoProgressError                  too many batches in a row gave nothing to train on
-├── JournalWriteError                the journal could not be written; the machine has not moved
+├── JournalWriteError                journal or side file could not be written; the machine has not moved
 ├── GatewayError                     the gateway could not be started
 ├── BackendError                     the backend refused or lost a request
 ├── ConfigError (ValueError)         exit 2: nothing was started
@@ -55,7 +55,7 @@ class NoProgressError(OrchestratorError):
 
 
 class JournalWriteError(OrchestratorError):
-    """The append that commits a record failed; what it would have recorded has not happened."""
+    """A file of the run could not be written; what it would have recorded has not happened."""
 
 
 class GatewayError(OrchestratorError):

@@ -1,18 +1,15 @@
 """One process at work on a run: it takes the run up, drives the machine as far as it goes, and says how it ended."""
 
 import asyncio
-import importlib.metadata
-import os
-import socket
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack, ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import structlog
 
+from orchestrator.admission import admit, take_up
 from orchestrator.backends.counted import CountedService
 from orchestrator.backends.service import Backend
 from orchestrator.backends.usage import UsageLog
@@ -21,7 +18,6 @@ from orchestrator.config import CONFIG_NAME, Config, config_json, flatten
 from orchestrator.context import Recorder, StateContext
 from orchestrator.errors import (
     EXIT_FINISHED,
-    DriftError,
     InterruptedRunError,
     JournalWriteError,
     OrchestratorError,
@@ -29,7 +25,6 @@ from orchestrator.errors import (
     RefusedError,
     StopRequested,
 )
-from orchestrator.journal.drift import check_attempts, check_drift
 from orchestrator.journal.durable import write_durably
 from orchestrator.journal.lock import RunLock
 from orchestrator.journal.log import Journal
@@ -48,15 +43,13 @@ from orchestrator.rollouts.agents import load_agent
 from orchestrator.rollouts.dataset import TaskBatches, TaskSets, load_batches, load_tasks
 from orchestrator.signals import StopSignal
 from orchestrator.telling import told
-from orchestrator.unbegun import leave_nothing, require_unused
+from orchestrator.unbegun import leave_nothing
 from states import BODIES
 
 log = structlog.get_logger(__name__)
 
 WorkT = TypeVar("WorkT")
 
-PACKAGES = ("agentlightning", "litellm", "tinker", "tinker-cookbook", "torch", "transformers", "transitions")
-"""Those whose versions a run's results depend on."""
 MAX_ERROR_CHARACTERS = 500
 
 
@@ -100,10 +93,9 @@ class _Process:
             stack.enter_context(closing(logs))
             if journal.torn is not None:
                 log.warning("a torn last record was cut off the journal and kept aside", offset=journal.torn.offset)
-            drift = self._check(journal)
+            drift = admit(journal, self._config, self._tasks, self._batches, self._log_path)
             if self._nothing_to_do(journal.run):
                 MetricRows(self._log_path, journal.run, disk=self._seams.disk).close()
-                MetricRows(self._log_path, journal.run).close()
                 await open_trackers(self._config, self._log_path, journal.run, redact=logs.redact).close()
                 console.print("nothing to do: the run has finished")
             else:
@@ -111,7 +103,7 @@ class _Process:
                 backend = self._seams.make_backend(self._config, self._log_path, self._seams.disk)
                 await self._unless_stopped(backend.connect())
                 rendering = await self._unless_stopped(load_rendering(self._config, backend))
-                self._take_up(journal, drift)
+                take_up(journal, self._config, self._tasks, self._batches, drift)
                 logs.bind(run_id=journal.run.run_id)
                 await self._drive_journaled(journal, logs, backend, rendering)
             work = read_work(self._log_path, journal.records, journal.run, live=False)
@@ -121,50 +113,11 @@ class _Process:
     def _nothing_to_do(self, run: RunState) -> bool:
         return run.finished and self._batches.num_batches <= run.num_batches
 
-    def _check(self, journal: Journal) -> list[dict[str, Any]]:
-        """What differs from what the run began with and is accepted; the rest is refused. Nothing is journaled yet."""
-        if not journal.records:
-            require_unused(self._log_path)
-            return []
-        drift = check_drift(journal.run, self._config, self._tasks.fingerprint())
-        if self._batches.num_batches < journal.run.batch:
-            raise DriftError(
-                f"{self._log_path}: batch {journal.run.batch} is reached, and the configuration asks for "
-                f"{self._batches.num_batches} batches: give n_epochs and max_batches that reach at least as far"
-            )
-        check_attempts(journal.run, self._config)
-        return drift
-
     async def _unless_stopped(self, work: Awaitable[WorkT]) -> WorkT:
         try:
             return await self._stop.unless(work)
         except StopRequested:
             raise InterruptedRunError(self._stop.name, self._stop.exit_code) from None
-
-    def _take_up(self, journal: Journal, drift: list[dict[str, Any]]) -> None:
-        """Journals that this process works on the run."""
-        run, flat = journal.run, flatten(self._config)
-        resumed_from = {"batch": run.batch, "state": run.state.value} if journal.records else None
-        if not journal.records:
-            journal.append(
-                Kind.RUN_STARTED,
-                run_id=uuid4().hex,
-                config=flat,
-                dataset=self._tasks.fingerprint(),
-                num_batches=self._batches.num_batches,
-                schedule_batches=self._batches.num_batches,
-                versions={package: importlib.metadata.version(package) for package in PACKAGES},
-            )
-        journal.append(
-            Kind.PROCESS_STARTED,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            resumed_from=resumed_from,
-            attempt=run.processes,
-            config=flat,
-            drift=drift,
-            num_batches=self._batches.num_batches,
-        )
 
     async def _drive_journaled(
         self, journal: Journal, logs: RunLogging, backend: Backend, rendering: Rendering

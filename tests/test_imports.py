@@ -24,6 +24,7 @@ FLOORS = (
     ("orchestrator.context", "orchestrator.verify"),
     ("orchestrator.machine", "orchestrator.signals", "orchestrator.repair", "states"),
     ("orchestrator.compose", "orchestrator.preflight", "orchestrator.unbegun"),
+    ("orchestrator.admission",),
     ("orchestrator.run",),
     ("orchestrator.chaos",),
     ("orchestrator.cli",),

@@ -1,4 +1,4 @@
-"""One round of chaos: a run is killed, taken up again, killed again, left to finish, and judged."""
+"""One round of chaos: a run is killed, verified, taken up again, killed again, left to finish, and compared."""
 
 import sys
 from collections import Counter
@@ -19,6 +19,7 @@ from orchestrator.rollouts.outcomes import StoredRollout
 from orchestrator.testing.ledger import read_ledger
 from orchestrator.testing.outcome import first_difference, outcome_of_run
 from orchestrator.testing.points import KillAtNumber, NotePoints, Observer, watch_nothing
+from orchestrator.verify import verify
 
 KILLED = -9
 PROCESS_TIMEOUT_SECONDS = 3_600.0
@@ -132,6 +133,8 @@ class Runs:
             raise RunFailedError(f"exit code {code} after {_last(played)}; see {folder / OUTPUT}")
         where = note.read_text() if at_point else f"{blow.seconds:.3f} s after the start"
         played.kills.append(_look(folder / RUN, where))
+        if played.kills[-1].state != START_UP and not (verdict := verify(folder / RUN)).passed:
+            raise RunFailedError(f"verify after {_last(played)}: {verdict.lines()[-1]}")
         return True
 
     def _start(self, folder: Path, observer: Observer) -> Any:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from orchestrator.disk import DISK, Disk
+from orchestrator.disk import DISK, Disk, write_error
 from orchestrator.errors import JournalWriteError, SideFileDamagedError
 
 FILE_MODE = 0o600
@@ -38,7 +38,7 @@ def write_durably(path: Path, data: bytes, *, disk: Disk = DISK) -> None:
     except OSError as error:
         with suppress(OSError):  # a left-over temporary file is harmless; the first error is the one to tell
             temporary.unlink(missing_ok=True)
-        raise _write_error(path, error) from error
+        raise write_error(path, error) from error
 
 
 def sha256_of(path: Path) -> str:
@@ -85,7 +85,7 @@ class LineFile:
                 disk.sync(self._descriptor, path)
             _sync_folder(path.parent, disk)  # also for a file found: its maker may have died before this line
         except OSError as error:
-            raise _write_error(path, error) from error
+            raise write_error(path, error) from error
         self._size_bytes = whole
         self._closed_because: str | None = None
         self._guard = threading.Lock()
@@ -128,7 +128,7 @@ class LineFile:
                     os.ftruncate(self._descriptor, self._size_bytes)
                 self._close(f"an earlier append failed ({error!r}); run the same command again")
                 if isinstance(error, OSError):
-                    raise _write_error(self.path, error) from error
+                    raise write_error(self.path, error) from error
                 raise
             self._size_bytes += len(data)
 
@@ -181,12 +181,3 @@ def _sync_folder(folder: Path, disk: Disk) -> None:
         disk.sync(descriptor, folder)
     finally:
         os.close(descriptor)
-
-
-def _write_error(path: Path, error: OSError) -> JournalWriteError:
-    name = errno.errorcode.get(error.errno or 0, "unknown error")
-    full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-    remedy = "Free some space" if full else "See to the disk and its permissions"
-    return JournalWriteError(
-        f"{path}: could not be written: {name}: {error.strerror}. {remedy}, then run the same command again"
-    )

@@ -126,11 +126,21 @@ async def test_waiting_samples_share_micro_batches_and_training_goes_first() -> 
 
 
 EXIT_WHILE_SAMPLING = """
-import asyncio, sys
+import asyncio, sys, threading
 from pathlib import Path
 from tinker import types
+from orchestrator.backends.local import service as local
 from orchestrator.backends.local.service import LocalServiceClient
 from orchestrator.config import LocalConfig
+
+sampling = threading.Event()
+sample = local.sample
+
+def observed_sample(*arguments, **options):
+    sampling.set()
+    return sample(*arguments, **options)
+
+local.sample = observed_sample
 
 async def main():
     root = Path(sys.argv[1])
@@ -138,7 +148,7 @@ async def main():
     client = await service.create_sampling_client_async(base_model="tiny")
     prompt = types.ModelInput.from_ints([10, 11])
     asyncio.ensure_future(client.sample_async(prompt, 1, types.SamplingParams(max_tokens=4000, stop=[])))
-    await asyncio.sleep(0.05)
+    await asyncio.to_thread(sampling.wait)
     print("leaving", flush=True)
 
 asyncio.run(main())

@@ -15,6 +15,7 @@ from orchestrator.backends.local.checkpoints import CheckpointStore
 from orchestrator.backends.local.clients import LocalRestClient
 from orchestrator.cli import main
 from orchestrator.errors import FaultFoundError
+from orchestrator.journal.log import read_journal
 from orchestrator.testing import KillAt
 from orchestrator.verify import CHECKS, verify
 from orchestrator.verify.checkpoints import check_checkpoints, check_service
@@ -24,9 +25,7 @@ from orchestrator.verify.evidence import gather
 def alarms(snapshots: Path) -> tuple[int, dict[str, str]]:
     """How many of the run directories in a folder hold a run, and what ``verify`` says against which."""
     judged = {
-        snapshot.name: verify(snapshot)
-        for snapshot in sorted(snapshots.iterdir())
-        if (snapshot / "journal.jsonl").exists() and (snapshot / "journal.jsonl").stat().st_size
+        snapshot.name: verify(snapshot) for snapshot in sorted(snapshots.iterdir()) if read_journal(snapshot).records
     }
     return len(judged), {name: verdict.lines()[-1] for name, verdict in judged.items() if not verdict.passed}
 

@@ -122,7 +122,6 @@ def test_a_healthy_run_has_nothing_to_repair(
 ) -> None:
     for number, log_path in enumerate((finished, in_train_step.log_path)):
         run = copy_of(log_path, tmp_path / str(number))
-        (run / LOCK_NAME).unlink()
         assert main(["journal", str(run), "--repair"]) == 0
         assert "nothing to do" in capsys.readouterr().out
         assert contents(run) == contents(log_path)
@@ -130,7 +129,6 @@ def test_a_healthy_run_has_nothing_to_repair(
 
 def test_a_run_at_work_is_not_repaired(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = copy_of(finished, tmp_path / "run")
-    (run / LOCK_NAME).unlink()
     (run / METRICS).unlink()
     with RunLock.acquire(run):
         assert main(["journal", str(run), "--repair"]) == EXIT_REFUSED

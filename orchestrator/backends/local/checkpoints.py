@@ -18,7 +18,7 @@ from torch import Tensor
 
 from orchestrator.backends.local.model import AdapterSpec
 from orchestrator.backends.local.status_errors import bad_request, conflict, not_found
-from orchestrator.disk import DISK, Disk
+from orchestrator.disk import DISK, Disk, write_error
 
 Kind = Literal["weights", "sampler_weights"]
 
@@ -112,6 +112,7 @@ class CheckpointStore:
         Raises:
             tinker.ConflictError: the name is taken by a live, undamaged checkpoint and not ``overwrite``.
             tinker.BadRequestError: the name cannot be part of a path, or ``ttl_seconds`` is not positive.
+            JournalWriteError: the disk would not take it; nothing is saved under the name.
         """
         if not _NAME.fullmatch(name):
             raise bad_request(f"checkpoint name {name!r}: expected letters, digits, dots, dashes and underscores")
@@ -134,16 +135,11 @@ class CheckpointStore:
             user_metadata=dict(user_metadata or {}),
             sha256={file: hashlib.sha256(content).hexdigest() for file, content in files.items()},
         )
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
         files[_METADATA] = orjson.dumps(asdict(metadata), option=orjson.OPT_INDENT_2)
-        for file, content in files.items():
-            self._write(unfinished / file, content)
-        sync(unfinished, disk=self._disk)
-        if target.exists():
-            self._remove(target)
-        self._disk.rename(unfinished, target)
-        sync(target.parent, disk=self._disk)
+        try:
+            self._write_all(target, files)
+        except OSError as error:
+            raise write_error(target, error) from error
         return path
 
     def find(self, path: str) -> Checkpoint:
@@ -205,6 +201,17 @@ class CheckpointStore:
 
     def _expired(self, metadata: Metadata) -> bool:
         return metadata.expires_at is not None and metadata.expires_at <= self._now()
+
+    def _write_all(self, target: Path, files: Mapping[str, bytes]) -> None:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
+        for file, content in files.items():
+            self._write(unfinished / file, content)
+        sync(unfinished, disk=self._disk)
+        if target.exists():
+            self._remove(target)
+        self._disk.rename(unfinished, target)
+        sync(target.parent, disk=self._disk)
 
     def _write(self, path: Path, content: bytes) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
