@@ -8,15 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FLOORS = (
-    (
-        "orchestrator",
-        "orchestrator.names",
-        "orchestrator.errors",
-        "orchestrator.disk",
-        "orchestrator.redaction",
-        "orchestrator.recipes",
-    ),
-    ("orchestrator.config", "orchestrator.telling"),
+    ("orchestrator", "orchestrator.names", "orchestrator.errors", "orchestrator.redaction", "orchestrator.recipes"),
+    ("orchestrator.config", "orchestrator.disk", "orchestrator.telling"),
     ("orchestrator.settings", "orchestrator.command"),
     ("orchestrator.journal", "orchestrator.backends"),
     ("orchestrator.rollouts", "orchestrator.reporting", "orchestrator.testing"),
