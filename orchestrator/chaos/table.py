@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from rich import box
 from rich.table import Table
 
 from orchestrator.chaos.campaign import CONFIDENCE, Verdict
@@ -14,7 +15,7 @@ PAID = {"sample": "model calls", "optim_step": "optimizer steps", "save_state": 
 
 def verdict_table(verdict: Verdict) -> Table:
     """One row for each state in which a kill fell."""
-    table = Table("killed in", title="kills")
+    table = Table("killed in", box=box.SIMPLE)
     for name in ("kills", "rollouts kept", "rollouts to finish", "train steps redone"):
         table.add_column(name, justify="right")
     kills = [kill for played in verdict.rounds for kill in played.kills]
