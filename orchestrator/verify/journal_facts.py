@@ -47,7 +47,8 @@ def check_journal(evidence: Evidence) -> str:
         if record.kind is Kind.RUN_STARTED:
             first = record.fields
         run.apply(record)
-    return f"{len(evidence.records)} records, {run.processes} processes, {sum(1 for _ in evidence.moves())} transitions"
+    processes = "1 process" if run.processes == 1 else f"{run.processes:,} processes"
+    return f"{len(evidence.records):,} records, {processes}, {sum(1 for _ in evidence.moves()):,} transitions"
 
 
 def _problems(record: Record, run: RunState, first: Mapping[str, Any]) -> Iterator[str]:
