@@ -34,9 +34,9 @@ def admit(
         require_unused(log_path)
         return []
     drift = check_drift(journal.run, config, tasks.fingerprint())
-    if batches.num_batches < journal.run.batch:
+    if batches.num_batches < journal.run.least_batches:
         raise DriftError(
-            f"{log_path}: batch {journal.run.batch} is reached, and the configuration asks for "
+            f"{log_path}: {journal.run.state} of batch {journal.run.batch} is reached, and the configuration asks for "
             f"{batches.num_batches} batches: give n_epochs and max_batches that reach at least as far"
         )
     check_attempts(journal.run, config)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,9 +22,11 @@ settings:
   jobs=1             runs at a time
   only=NAME          only the round of that name, e.g. round-3 or point-17
   log_path=          a new directory for the runs; default: a temporary one, kept when a run comes out differently
-  recipe=hello ...   settings of the run command; max_batches=3 unless given
+  recipe=hello ...   settings of the run command; max_batches=3 eval_every=2 save_every=2 rolling_save_every=1 unless
+                     given here
 
-exit codes: 0 nothing differed; 1 a run came out differently, its seed, round and kills are printed; 2 usage"""
+exit codes: 0 nothing differed; 1 a run came out differently, its seed, round and kills are printed; 2 usage, or a run
+that trains nothing"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -172,8 +175,11 @@ def _chaos(options: argparse.Namespace) -> int:
     words = Console(stderr=True, highlight=False, soft_wrap=True)
     verdict = run_campaign(read_wanted(options.settings), words.print)
     Console(highlight=False).print(verdict_table(verdict))
-    print("\n".join(verdict_lines(verdict)))
-    return EXIT_FINISHED if verdict.failed is None else EXIT_FAILED
+    print("\n".join(verdict_lines(verdict)), flush=True)
+    if verdict.failed is not None:
+        return EXIT_FAILED
+    shutil.rmtree(verdict.folder)
+    return EXIT_FINISHED
 
 
 def _graph(_options: argparse.Namespace) -> int:

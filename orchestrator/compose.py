@@ -98,7 +98,7 @@ async def open_resources(
             config, log_path, service.create_rest_client(), user_metadata=metadata, disk=seams.disk
         )
         weights = TrainedWeights(config, log_path, service, ledger)
-        await weights.require_restorable(run, recorder=recorder)
+        await weights.require_restorable(run)
         ledger.write_view(run)
         capture = Capture(run_seed=config.seed)
         provider = Provider(renderer=rendering.renderer, tokenizer=rendering.tokenizer, capture=capture)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from orchestrator.errors import JournalWriteError
 
+FOLDER_MODE = 0o700
+
 
 class Disk:
     """The machine's disk. A run is given one, so that tests can fill it up, break it, or die in the middle of a write.
@@ -29,6 +31,23 @@ class Disk:
 
 
 DISK = Disk()
+
+
+def make_folder(folder: Path, *, disk: Disk = DISK) -> None:
+    """Makes ``folder`` and its parents (mode 0700) where missing; each of them survives a power cut. Raises OSError."""
+    if not folder.is_dir():
+        make_folder(folder.parent, disk=disk)
+        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        sync_folder(folder.parent, disk=disk)
+
+
+def sync_folder(folder: Path, *, disk: Disk = DISK) -> None:
+    """Returns once the names in ``folder`` survive a power cut. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        disk.sync(descriptor, folder)
+    finally:
+        os.close(descriptor)
 
 
 def write_error(path: Path, error: OSError) -> JournalWriteError:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 import chz
 
@@ -157,6 +158,12 @@ def _check(config: Config) -> None:
     for name in ("rollout_timeout_seconds", "backend_timeout_seconds", "state_timeout_seconds"):
         if not getattr(config, name) > 0:
             raise ConfigError(f"{name}={getattr(config, name)}: expected more than 0")
+    address = urlsplit(config.base_url or "")
+    if address.username or address.password or address.query:
+        raise ConfigError(
+            "base_url: expected an address without user, password or query, because it is journaled; the key belongs "
+            "in TINKER_API_KEY"
+        )
     if not 0 <= config.val_fraction < 1:
         raise ConfigError(f"val_fraction={config.val_fraction}: expected at least 0 and less than 1")
     unknown = set(config.allow_drift) - set(field_drifts()) - {"dataset"}

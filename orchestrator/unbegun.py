@@ -10,6 +10,7 @@ from pathlib import Path
 
 from orchestrator.backends.service import LOCAL_DIRECTORY
 from orchestrator.backends.usage import USAGE_NAME
+from orchestrator.config import TINY
 from orchestrator.errors import RefusedError
 from orchestrator.journal.log import JOURNAL_NAME
 from orchestrator.reporting.logs import LOG_FILE
@@ -53,8 +54,11 @@ def _files_of_a_run(log_path: Path) -> list[str]:
 
 
 def _remove_model(log_path: Path) -> None:
+    """Only what a start has made: the directory may be one that somebody uses for something else."""
     base = log_path / LOCAL_DIRECTORY / "base"
-    if base.is_dir():
-        shutil.rmtree(base)
-        with suppress(OSError):  # there is more in it
-            base.parent.rmdir()
+    for made in (base / TINY, *base.glob(".unfinished-*")):
+        if made.is_dir():
+            shutil.rmtree(made)
+    for folder in (base, base.parent):
+        with suppress(OSError):  # it is not there, or there is more in it
+            folder.rmdir()

@@ -8,7 +8,7 @@ import pytest
 from processes import AGENTS
 
 from orchestrator.chaos.blows import KILLS_A_ROUND, draw_blows
-from orchestrator.chaos.campaign import Verdict
+from orchestrator.chaos.campaign import Verdict, bound
 from orchestrator.chaos.rounds import Kill, Reference, Round
 from orchestrator.chaos.table import verdict_lines
 from orchestrator.chaos.wanted import read_wanted
@@ -31,11 +31,16 @@ def test_kills_change_nothing_and_the_verdict_says_how_sure_that_is(
     code = main(["chaos", "kills=8", "seed=1", f"log_path={tmp_path / 'chaos'}", *SMALL, *agent])
     told = capfd.readouterr()
     assert code == 0, told.err
-    passed = re.search(r"^PASS (\d+) kills, no difference, .*fewer than ([\d.]+)%", told.out, re.MULTILINE)
-    assert passed is not None
-    kills, percent = int(passed[1]), float(passed[2])
-    assert kills >= 8
-    assert (1 - percent / 100) ** kills == pytest.approx(0.05, rel=1e-2)
+    passed = re.search(
+        r"^PASS (\d+) kills in (\d+) runs, no difference, .* than ([\d.]+)% .*, ([\d.]+)% of kills",
+        told.out,
+        re.MULTILINE,
+    )
+    assert passed is not None, told.out
+    kills, runs = int(passed[1]), int(passed[2])
+    assert kills >= 8 >= runs >= 1
+    assert (1 - float(passed[3]) / 100) ** runs == pytest.approx(0.05, rel=1e-2)
+    assert (1 - float(passed[4]) / 100) ** kills == pytest.approx(0.05, rel=1e-2)
     assert not (tmp_path / "chaos").exists()
 
 
@@ -47,12 +52,22 @@ def test_a_run_that_comes_out_differently_is_told_with_its_kills_and_kept(
     code = main(["chaos", "kills=20", "seed=0", f"log_path={tmp_path / 'chaos'}", *SMALL, *agent])
     told = capfd.readouterr()
     assert code == 1, told.out
-    failed = re.search(r"^FAIL (round-\d+), seed 0, differs from the undisturbed run: (\S+)", told.out, re.MULTILINE)
+    failed = re.search(r"^FAIL (round-\d+), seed 0, differs from the undisturbed run: (.*)", told.out, re.MULTILINE)
     assert failed is not None, told.out
-    assert "reward" in failed[2] or "rollouts" in failed[2] or "results" in failed[2]
+    assert re.match(r"rollout \S+, attempt 0: succeeded with reward \S+, expected succeeded with reward ", failed[2])
+    assert "every token is the same: an agent that keeps something between rollouts" in failed[2]
     assert re.search(r"^its kills, in order: .* in (start-up|[A-Z])", told.out, re.MULTILINE)
     assert (tmp_path / "chaos" / failed[1] / "run" / "journal.jsonl").is_file()
     assert f"only={failed[1]}" in told.out
+
+
+def test_a_run_that_trains_nothing_proves_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    agent = ("agent=forgetful:content", "train_dataset=forgetful:TASKS")
+    code = main(["chaos", f"log_path={tmp_path / 'chaos'}", *SMALL, "max_batches=1", *agent])
+    told = capfd.readouterr()
+    assert code == 2, told.out
+    assert "the undisturbed run takes no optimizer step" in told.err
+    assert "PASS" not in told.out
 
 
 def test_the_same_seed_and_round_strike_at_the_same_places() -> None:
@@ -71,12 +86,16 @@ def test_the_same_seed_and_round_strike_at_the_same_places() -> None:
 
 def test_a_thousand_kills_without_a_difference_bound_the_share_of_bad_ones_at_three_in_a_thousand() -> None:
     kill = Kill("request:before:sample", "Rollout", 1, 3, 0)
-    reference = Reference({}, 1, 1.0, {})
-    verdict = Verdict([Round("round-0", kills=[kill] * 1000)], reference, 1.0, Path("unused"), seed=0)
-    assert verdict.bound == pytest.approx(0.002991, rel=1e-3)
-    assert "1,000 kills, no difference" in list(verdict_lines(verdict))[-1]
+    assert bound(1000) == pytest.approx(0.002991, rel=1e-3)
+    reference = Reference(Path("unused"), {}, 1, 1.0, {})
+    rounds = [Round(f"round-{number}", kills=[kill] * 8) for number in range(125)]
+    *_, spared, passed = verdict_lines(Verdict(rounds, reference, 1.0, Path("unused"), seed=0))
+    assert spared.startswith("no kill fell in PublishModel, MaybeEvaluate, TrainStep, SwapSampler, Log: ")
+    assert "1,000 kills in 125 runs, no difference" in passed
+    assert "2.37% of runs" in passed
+    assert "0.30% of kills" in passed
     nothing = Verdict([], reference, 1.0, Path("unused"), seed=0)
-    assert nothing.bound == 1
+    assert bound(0) == 1
     assert list(verdict_lines(nothing))[-1] == "no run was killed, so nothing is proved"
 
 

@@ -117,3 +117,20 @@ def test_an_argument_that_is_no_text_is_a_usage_error(
 ) -> None:
     assert main(arguments) == 2
     assert r"\udcff" in capsys.readouterr().err
+
+
+def test_a_refused_start_removes_nothing_that_it_did_not_make(tmp_path: Path) -> None:
+    """The directory may be one that somebody uses for something else."""
+    theirs = tmp_path / "run" / "local" / "base" / "prod" / "thesis.txt"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("years of work")
+    assert run_child(fixture_d(tmp_path, "renderer_name=nonsense")) == 2
+    assert theirs.read_text() == "years of work"
+    assert sorted(path.name for path in theirs.parents[1].iterdir()) == ["prod"]
+
+
+def test_an_address_that_holds_a_secret_is_refused_without_being_quoted(tmp_path: Path) -> None:
+    for address in ("https://joe:hunter2@example.org", "https://example.org/?api_key=hunter2"):
+        child = fixture_d(tmp_path, f"base_url={address}")
+        assert run_child(child) == 2
+        assert "hunter2" not in child.output

@@ -26,7 +26,7 @@ class Verdict:
     reference: Reference
     seconds: float
     folder: Path
-    """Holds the run that came out differently; gone if none did."""
+    """Holds the runs, and of those that were killed the one that came out differently."""
     seed: int
     """Of the runs and of the kills."""
 
@@ -46,12 +46,17 @@ class Verdict:
         return sum((played.requests for played in self.rounds), Counter())
 
     @property
-    def bound(self) -> float:
-        """The largest share of kills that could change a run and still have shown nothing, once in 20 campaigns.
+    def num_killed_runs(self) -> int:
+        """Runs that were killed at least once."""
+        return sum(bool(played.kills) for played in self.rounds)
 
-        The one-sided Clopper-Pearson bound for no event in ``num_kills`` independent trials; 1 without kills.
-        """
-        return float(1 - (1 - CONFIDENCE) ** (1 / self.num_kills)) if self.num_kills else 1.0
+
+def bound(num_trials: int) -> float:
+    """The largest share of trials that could go wrong, of which none would show in one campaign of 20.
+
+    The one-sided Clopper-Pearson bound for no event in independent trials; 1 without any.
+    """
+    return float(1 - (1 - CONFIDENCE) ** (1 / num_trials)) if num_trials else 1.0
 
 
 def run_campaign(wanted: Wanted, tell: Callable[[str], None]) -> Verdict:
@@ -59,7 +64,7 @@ def run_campaign(wanted: Wanted, tell: Callable[[str], None]) -> Verdict:
 
     Raises:
         OrchestratorError: the undisturbed run did not finish, or does not come out the same twice.
-        ConfigError: the folder cannot be used.
+        ConfigError: the folder cannot be used, or the run trains nothing.
     """
     folder = _make_folder(wanted.folder)
     runs = Runs(wanted.settings, run_seed=wanted.run_seed)
@@ -69,6 +74,12 @@ def run_campaign(wanted: Wanted, tell: Callable[[str], None]) -> Verdict:
         reference = _reference(runs, folder)
     except RunFailedError as error:
         raise OrchestratorError(f"chaos: {error}") from error
+    if not reference.requests.get("optim_step"):
+        raise ConfigError(
+            "chaos: the undisturbed run takes no optimizer step, so nothing could be said of weights and optimizer: "
+            "the rewards of each group are equal. Give an agent whose rewards differ, a larger group_size, or "
+            f"remove_constant_reward_groups=false. The run is kept in {reference.log_path}"
+        )
     tell(f"a run takes {reference.seconds:.1f} s and passes {reference.num_points} points")
 
     def play(named: tuple[str, Sequence[Blow]]) -> Round:
@@ -80,14 +91,11 @@ def run_campaign(wanted: Wanted, tell: Callable[[str], None]) -> Verdict:
 
     played: list[Round] = []
     due = _rounds(wanted, reference, played)
-    with ThreadPoolExecutor(wanted.jobs) as pool:
+    with runs.ended_with_us(), ThreadPoolExecutor(wanted.jobs) as pool:
         while (abreast := list(islice(due, wanted.jobs))) and not any(done.difference for done in played):
             played += pool.map(play, abreast)
             tell(f"{played[-1].name}: {sum(len(done.kills) for done in played):,} kills so far")
-    verdict = Verdict(played, reference, time.monotonic() - began, folder, wanted.run_seed)
-    if verdict.failed is None:
-        shutil.rmtree(folder)
-    return verdict
+    return Verdict(played, reference, time.monotonic() - began, folder, wanted.run_seed)
 
 
 def _reference(runs: Runs, folder: Path) -> Reference:
@@ -137,4 +145,4 @@ def _make_folder(folder: Path | None) -> Path:
         raise ConfigError(f"log_path={folder}: cannot be used: {error.strerror}") from error
     if used:
         raise ConfigError(f"log_path={folder}: holds files; give chaos a new or empty directory")
-    return folder.absolute()
+    return folder.resolve()

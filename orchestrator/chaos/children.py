@@ -6,9 +6,12 @@ no open file, a child of it is a process like any other, and SIGKILL is real.
 
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,6 +51,18 @@ def print_into(folder: Path, stdout: str, stderr: str) -> None:
         file = os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(file, descriptor)
         os.close(file)
+
+
+def end_with_parent() -> None:
+    """From now on this process dies when the one that started it does, however that ends."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_die_after, args=(parent,), daemon=True).start()
+
+
+def _die_after(parent: BaseProcess) -> None:
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run_observed(

@@ -2,22 +2,35 @@
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from orchestrator.chaos.blows import Blow
-from orchestrator.chaos.children import LEDGER, OUTPUT, RUN, fork_context, print_into, run_observed, start_process
+from orchestrator.chaos.children import (
+    LEDGER,
+    OUTPUT,
+    RUN,
+    end_with_parent,
+    fork_context,
+    print_into,
+    run_observed,
+    start_process,
+)
 from orchestrator.chaos.children import wait_for as wait_for_process
+from orchestrator.chaos.differences import difference
 from orchestrator.command import carry_out
+from orchestrator.disk import FOLDER_MODE
 from orchestrator.errors import RefusedError
 from orchestrator.journal.log import read_journal
 from orchestrator.journal.plan import make_plan
 from orchestrator.rollouts.capture import call_seed
 from orchestrator.rollouts.outcomes import StoredRollout
 from orchestrator.testing.ledger import read_ledger
-from orchestrator.testing.outcome import first_difference, outcome_of_run
+from orchestrator.testing.outcome import outcome_of_run
 from orchestrator.testing.points import KillAtNumber, NotePoints, Observer, watch_nothing
 from orchestrator.verify import verify
 
@@ -61,6 +74,7 @@ class Round:
 class Reference:
     """The run that nothing disturbed."""
 
+    log_path: Path
     outcome: dict[str, Any]
     num_points: int
     """How many points it passed."""
@@ -79,6 +93,19 @@ class Runs:
         """``settings`` are the words of the run command."""
         self._settings = tuple(settings)
         self._run_seed = run_seed
+        self._alive: set[ForkServerProcess] = set()
+        self._ended = False
+
+    @contextmanager
+    def ended_with_us(self) -> Iterator[None]:
+        """Whatever ends the block (Ctrl-C, an error) also ends the processes under way, and no more are started."""
+        try:
+            yield
+        except BaseException:
+            self._ended = True
+            for process in list(self._alive):
+                process.kill()
+            raise
 
     def undisturbed(self, folder: Path) -> None:
         """A run to its end that notes its points in ``folder/points.txt``.
@@ -86,7 +113,7 @@ class Runs:
         Raises:
             RunFailedError: it did not finish.
         """
-        folder.mkdir(parents=True)
+        folder.mkdir(mode=FOLDER_MODE)
         code = self._wait(self._start(folder, NotePoints(folder / "points.txt")))
         if code != 0:
             raise RunFailedError(f"the undisturbed run ended with exit code {code}; see {folder / OUTPUT}")
@@ -94,21 +121,21 @@ class Runs:
     def reference(self, folder: Path, *, seconds: float) -> Reference:
         """What the undisturbed run in ``folder``, which took ``seconds``, is for the others."""
         points = (folder / "points.txt").read_text().splitlines()
-        return Reference(outcome_of_run(folder / RUN), len(points), seconds, requests_of(folder))
+        return Reference(folder / RUN, outcome_of_run(folder / RUN), len(points), seconds, requests_of(folder))
 
     def difference(self, folder: Path, reference: Reference) -> str | None:
         """Where the finished run in ``folder`` differs from the reference; None: nowhere."""
-        return first_difference(reference.outcome, outcome_of_run(folder / RUN))
+        return difference(folder / RUN, reference.log_path, reference.outcome)
 
     def play(self, name: str, blows: Sequence[Blow], folder: Path, reference: Reference) -> Round:
         """A run that takes ``blows``, one a process, then finishes, compared with ``reference``."""
-        folder.mkdir(parents=True)
+        folder.mkdir(mode=FOLDER_MODE)
         played = Round(name)
         try:
             for blow in [*blows, None]:
                 if not self._strike(blow, folder, played):
                     break
-            played.difference = self.difference(folder, reference)
+            played.difference = self.difference(folder, reference) or _fault(folder / RUN)
         except (RunFailedError, RefusedError, TimeoutError) as error:
             played.difference = str(error)
         played.requests = requests_of(folder)
@@ -125,7 +152,7 @@ class Runs:
             process.join(blow.seconds)
             process.kill()
         code = self._wait(process)
-        if again := stored & _calls(folder / LEDGER, pid=process.pid):
+        if again := stored & _calls(folder / LEDGER, pid=cast("int", process.pid)):
             raise RunFailedError(f"{len(again)} calls of stored rollouts were sampled again after {_last(played)}")
         if code == 0:
             return False
@@ -133,16 +160,23 @@ class Runs:
             raise RunFailedError(f"exit code {code} after {_last(played)}; see {folder / OUTPUT}")
         where = note.read_text() if at_point else f"{blow.seconds:.3f} s after the start"
         played.kills.append(_look(folder / RUN, where))
-        if played.kills[-1].state != START_UP and not (verdict := verify(folder / RUN)).passed:
-            raise RunFailedError(f"verify after {_last(played)}: {verdict.lines()[-1]}")
+        if played.kills[-1].state != START_UP and (fault := _fault(folder / RUN)) is not None:
+            raise RunFailedError(f"after {_last(played)}: {fault}")
         return True
 
-    def _start(self, folder: Path, observer: Observer) -> Any:
+    def _start(self, folder: Path, observer: Observer) -> ForkServerProcess:
+        if self._ended:
+            raise RunFailedError("chaos was interrupted")
         # No daemon: an agent may have child processes of its own.
-        return start_process(_child_main, self._settings, folder, observer, context=fork_context(), daemon=False)
+        process = start_process(_child_main, self._settings, folder, observer, context=fork_context(), daemon=False)
+        self._alive.add(process)
+        return process
 
-    def _wait(self, process: Any) -> int:
-        return wait_for_process(process, timeout_seconds=PROCESS_TIMEOUT_SECONDS)
+    def _wait(self, process: ForkServerProcess) -> int:
+        try:
+            return wait_for_process(process, timeout_seconds=PROCESS_TIMEOUT_SECONDS)
+        finally:
+            self._alive.discard(process)
 
     def _stored_calls(self, log_path: Path) -> set[tuple[int, tuple[int, ...]]]:
         """The seed and prompt of every call of a stored rollout, by which a repeated one would be known."""
@@ -163,6 +197,12 @@ class Runs:
 def requests_of(folder: Path) -> Counter[str]:
     """How often each request is in the ledger of ``folder``."""
     return Counter(line["request"] for line in read_ledger(folder / LEDGER))
+
+
+def _fault(log_path: Path) -> str | None:
+    """What ``verify`` finds; None: nothing."""
+    verdict = verify(log_path)
+    return None if verdict.passed else f"verify finds {verdict.lines()[-1]}"
 
 
 def _look(log_path: Path, point: str) -> Kill:
@@ -186,5 +226,6 @@ def _last(played: Round) -> str:
 
 
 def _child_main(settings: Sequence[str], folder: Path, observer: Observer) -> None:
+    end_with_parent()
     print_into(folder, OUTPUT, OUTPUT)
     sys.exit(carry_out(lambda: run_observed(settings, folder, observer)))

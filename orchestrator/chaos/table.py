@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich import box
 from rich.table import Table
 
-from orchestrator.chaos.campaign import CONFIDENCE, Verdict
+from orchestrator.chaos.campaign import CONFIDENCE, Verdict, bound
 from orchestrator.chaos.rounds import START_UP, Kill
 from orchestrator.names import CYCLE
 
@@ -16,7 +16,7 @@ PAID = {"sample": "model calls", "optim_step": "optimizer steps", "save_state": 
 def verdict_table(verdict: Verdict) -> Table:
     """One row for each state in which a kill fell."""
     table = Table("killed in", box=box.SIMPLE)
-    for name in ("kills", "rollouts kept", "rollouts to finish", "train steps redone"):
+    for name in ("kills", "finished rollouts kept", "rollouts run again", "train steps redone"):
         table.add_column(name, justify="right")
     kills = [kill for played in verdict.rounds for kill in played.kills]
     for state in (START_UP, *(state.value for state in CYCLE), "Finished"):
@@ -33,7 +33,8 @@ def verdict_lines(verdict: Verdict) -> Iterator[str]:
     num_rounds, num_kills = len(verdict.rounds), verdict.num_kills
     for request, words in PAID.items():
         made, needed = verdict.requests[request], num_rounds * verdict.reference.requests.get(request, 0)
-        yield f"{words}: {made:,} for {num_rounds:,} runs that need {needed:,}; {_a_kill(made - needed, num_kills)}"
+        repeated = f", {(made - needed) / num_kills:.2f} more for each kill" if num_kills else ""
+        yield f"{words}: {made:,}, where {num_rounds:,} undisturbed runs make {needed:,}{repeated}"
     failed = verdict.failed
     if failed is not None:
         kills = ", ".join(map(str, failed.kills)) or "none"
@@ -41,9 +42,15 @@ def verdict_lines(verdict: Verdict) -> Iterator[str]:
         yield f"its kills, in order: {kills}"
         yield f"the run is kept in {verdict.folder / failed.name}; the same command with only={failed.name} repeats it"
     elif num_kills:
+        struck = {kill.state for played in verdict.rounds for kill in played.kills}
+        spared = [state.value for state in CYCLE if state.value not in struck]
+        if spared:
+            yield f"no kill fell in {', '.join(spared)}: every_point=true or more kills would"
+        num_runs = verdict.num_killed_runs
         yield (
-            f"PASS {num_kills:,} kills, no difference, in {verdict.seconds:,.0f} s: with {CONFIDENCE:.0%} confidence "
-            f"fewer than {verdict.bound:.2%} of such kills change anything"
+            f"PASS {num_kills:,} kills in {num_runs:,} runs, no difference, in {verdict.seconds:,.0f} s: with "
+            f"{CONFIDENCE:.0%} confidence fewer than {bound(num_runs):.2%} of runs killed like these come out "
+            f"differently, or, taking each kill for a trial of its own, {bound(num_kills):.2%} of kills change anything"
         )
     else:
         yield "no run was killed, so nothing is proved"
@@ -57,7 +64,3 @@ def _sums(kills: list[Kill]) -> list[str]:
         sum(kill.redone_batches for kill in kills),
     )
     return [f"{number:,}" for number in sums]
-
-
-def _a_kill(repeated: int, num_kills: int) -> str:
-    return f"{repeated / num_kills:.2f} repeated a kill" if num_kills else "no kill"

@@ -8,8 +8,10 @@ from typing import Any, Literal
 from orchestrator.errors import ConfigError
 from orchestrator.settings import load_config
 
-DEFAULTS = {"recipe": "hello", "max_batches": "3", "eval_every": "2", "save_every": "2", "rolling_save_every": "1"}
-"""A run of seconds that has every kind of record, file and request; given settings win."""
+CADENCES = {"max_batches": "3", "eval_every": "2", "save_every": "2", "rolling_save_every": "1"}
+"""A few batches with every kind of record, file and request; what is given as ``key=value`` wins."""
+RECIPE = {"recipe": "hello"}
+"""Where neither recipe, agent nor file is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ def read_wanted(arguments: Sequence[str]) -> Wanted:
     """
     given = dict(argument.partition("=")[::2] for argument in arguments)
     own: dict[str, Any] = {name: read(given.get(name, default)) for name, (default, read) in _OWN.items()}
-    defaults = {"max_batches": DEFAULTS["max_batches"]} if {"config", "recipe", "agent"} & given.keys() else DEFAULTS
+    defaults = CADENCES if {"config", "recipe", "agent"} & given.keys() else RECIPE | CADENCES
     settings = (
         *(f"{key}={value}" for key, value in defaults.items()),  # of the same key the last one wins
         *(argument for argument in arguments if argument.partition("=")[0] not in _OWN),

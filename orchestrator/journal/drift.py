@@ -7,6 +7,13 @@ from orchestrator.config import Config, Drift, field_drifts, flatten
 from orchestrator.errors import DriftError, TooManyAttemptsError
 from orchestrator.journal.recovery import RunState
 
+ORIGIN = "load_checkpoint_path"
+"""Where the weights came from when the run began, which no resume can change."""
+FIRST_WEIGHTS = frozenset(
+    {ORIGIN, "backend", "model_name", "lora_rank", "seed", "local.warm_start", "local.num_threads", "local.dtype"}
+)
+"""What decides the weights that a run begins with. Until these are journaled they may be saved already, under a name
+that does not say of which configuration they are."""
 DATASET = "dataset"
 """The name under which ``allow_drift`` accepts changed tasks."""
 
@@ -30,13 +37,16 @@ def check_drift(run: RunState, config: Config, dataset: Mapping[str, Any]) -> li
     ]
     compared.append((DATASET, run.dataset, dict(dataset)))
     drifts = [{"field": name, "old": old, "new": found} for name, old, found in compared if old != found]
-    refused = [drift for drift in drifts if drift["field"] not in config.allow_drift]
+    fixed = {ORIGIN} if run.batches else FIRST_WEIGHTS
+    refused = [drift for drift in drifts if drift["field"] not in set(config.allow_drift) - fixed]
     if refused:
         differences = "; ".join(_words(drift) for drift in refused)
         fields = ",".join(drift["field"] for drift in refused)
+        acceptable = not fixed & {drift["field"] for drift in refused}
+        accept = f", or accept with allow_drift={fields}" if acceptable else ""
         raise DriftError(
             f"log_path={config.log_path}: run {run.run_id}, at {run.state} of batch {run.batch}, was started "
-            f"otherwise: {differences}. Use the old values, give another log_path, or accept with allow_drift={fields}"
+            f"otherwise: {differences}. Use the old values, or give another log_path{accept}"
         )
     return drifts
 

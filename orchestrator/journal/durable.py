@@ -9,11 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from orchestrator.disk import DISK, Disk, write_error
+from orchestrator.disk import DISK, Disk, make_folder, sync_folder, write_error
 from orchestrator.errors import JournalWriteError, SideFileDamagedError
 
 FILE_MODE = 0o600
-FOLDER_MODE = 0o700
 
 
 def write_durably(path: Path, data: bytes, *, disk: Disk = DISK) -> None:
@@ -34,7 +33,7 @@ def write_durably(path: Path, data: bytes, *, disk: Disk = DISK) -> None:
         finally:
             os.close(descriptor)
         disk.rename(temporary, path)
-        _sync_folder(path.parent, disk)
+        sync_folder(path.parent, disk=disk)
     except OSError as error:
         with suppress(OSError):  # a left-over temporary file is harmless; the first error is the one to tell
             temporary.unlink(missing_ok=True)
@@ -83,7 +82,7 @@ class LineFile:
             if self.torn_bytes:
                 os.ftruncate(self._descriptor, whole)
                 disk.sync(self._descriptor, path)
-            _sync_folder(path.parent, disk)  # also for a file found: its maker may have died before this line
+            sync_folder(path.parent, disk=disk)  # also for a file found: its maker may have died before this line
         except OSError as error:
             raise write_error(path, error) from error
         self._size_bytes = whole
@@ -166,18 +165,3 @@ def _write_whole(disk: Disk, descriptor: int, data: bytes, path: Path) -> None:
     if written != len(data):
         raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were taken")
     disk.sync(descriptor, path)
-
-
-def make_folder(folder: Path, *, disk: Disk = DISK) -> None:
-    """Makes ``folder`` and its parents (mode 0700), durably, where missing."""
-    if not folder.is_dir():
-        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        _sync_folder(folder.parent, disk)
-
-
-def _sync_folder(folder: Path, disk: Disk) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        disk.sync(descriptor, folder)
-    finally:
-        os.close(descriptor)

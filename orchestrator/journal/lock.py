@@ -1,5 +1,6 @@
 """The lock of a run directory: one process at a time works on a run, and death gives the lock back."""
 
+import errno
 import fcntl
 import json
 import os
@@ -9,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from orchestrator.disk import make_folder
 from orchestrator.errors import ConfigError, LockedError
-from orchestrator.journal.durable import FILE_MODE, make_folder
+from orchestrator.journal.durable import FILE_MODE
 
 LOCK_NAME = "lock"
 
@@ -43,27 +45,32 @@ class RunLock:
             ConfigError: the directory cannot be made or written, or its file system has no locks.
         """
         path = log_path / LOCK_NAME
-        made_directory = not log_path.exists()
-        try:
-            make_folder(log_path)
-            descriptor = os.open(log_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise ConfigError(f"log_path={log_path}: {error}; give a directory that can be made and written") from error
-        try:
-            _flock_patiently(descriptor, cls.PATIENCE_SECONDS)
-            with open(path, "wb", opener=lambda name, flags: os.open(name, flags, FILE_MODE)) as file:
-                file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
-        except BlockingIOError as error:
+        while True:
+            made_directory = not log_path.exists()
+            try:
+                make_folder(log_path)
+                descriptor = os.open(log_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue  # removed between the two, see below
+            except OSError as error:
+                raise ConfigError(
+                    f"log_path={log_path}: {error}; give a directory that can be made and written"
+                ) from error
+            try:
+                _flock_patiently(descriptor, cls.PATIENCE_SECONDS)
+                if _is_at(descriptor, log_path):
+                    _sign(path)
+                    return cls(path, descriptor, made_directory=made_directory)
+            except BlockingIOError as error:
+                os.close(descriptor)
+                raise LockedError(
+                    f"{log_path}: {_holder(path)} works on this run; wait for it, stop it, or give another log_path"
+                ) from error
+            except OSError as error:
+                os.close(descriptor)
+                raise ConfigError(f"{log_path}: cannot be locked: {error}; give a log_path on a local disk") from error
+            # Its last holder removed the directory, which it had made for nothing, while we waited for the lock of it.
             os.close(descriptor)
-            raise LockedError(
-                f"{log_path}: {_holder(path)} works on this run; wait for it, stop it, or give another log_path"
-            ) from error
-        except OSError as error:
-            os.close(descriptor)
-            raise ConfigError(
-                f"{log_path}: cannot be locked: {error}; give a log_path on a local disk with free space"
-            ) from error
-        return cls(path, descriptor, made_directory=made_directory)
 
     @staticmethod
     def holder(log_path: Path) -> str | None:
@@ -113,6 +120,24 @@ def _flock_patiently(descriptor: int, patience_seconds: float) -> None:
             if time.monotonic() > give_up:
                 raise
             time.sleep(0.01)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the opened directory is still the one that ``path`` names."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _sign(path: Path) -> None:
+    """Writes who holds the lock; a full disk has no room for that, and it is only for a message."""
+    try:
+        with open(path, "wb", opener=lambda name, flags: os.open(name, flags, FILE_MODE)) as file:
+            file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
 
 
 def _holder(path: Path) -> str:

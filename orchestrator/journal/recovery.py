@@ -111,6 +111,12 @@ class RunState:
     sampler_path: str | None = None
     """The sampler of that policy."""
 
+    @property
+    def least_batches(self) -> int:
+        """The shortest horizon that what is under way fits in: a batch whose rollouts have begun is trained."""
+        begun = self.state in {State.ROLLOUT, State.TRAIN_STEP, State.SWAP_SAMPLER, State.LOG}
+        return self.batch + begun
+
     def result(self, batch: int, state: State) -> dict[str, Any] | None:
         """What ``state`` reported when it was left in ``batch``; None: it was not."""
         facts = self.batches.get(batch)
@@ -202,6 +208,8 @@ class RunState:
         if not self.run_id:
             return "expected run_started first"
         if kind is Kind.PROCESS_STARTED:
+            if fields["num_batches"] < self.least_batches:
+                return f"num_batches is {fields['num_batches']}, expected at least {self.least_batches}"
             return _mismatch(fields, attempt=self.processes)
         if not self.running:
             return "no process has started since the last one stopped"

@@ -22,7 +22,7 @@ def metric_row(run: RunState, batch: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         "step": batch,
         "progress/batch": batch,
-        "progress/done_frac": min(batch + 1, run.num_batches) / run.num_batches,
+        "progress/done_frac": min((batch + 1) / run.schedule_batches, 1.0),  # of those it was started for
     }
     for state in CYCLE:
         if state is State.LOG or state not in facts.results:

@@ -70,7 +70,8 @@ class LedgerService:
         return number
 
     def _append(self, line: dict[str, Any]) -> None:
-        with self._ledger.open("ab") as file:
+        # It holds prompts, as tokens.
+        with open(self._ledger, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(json.dumps({"pid": os.getpid(), **line}).encode() + b"\n")
 
 

@@ -55,6 +55,12 @@ class CheckpointRecorder(Protocol):
         ...
 
 
+def candidates(run: RunState, *, at_most_batch: int) -> list[Checkpoint]:
+    """What could be restored, by the journal: checkpoints of at most ``at_most_batch`` batches, newest first."""
+    fitting = [checkpoint for checkpoint in run.checkpoints if checkpoint.batch <= at_most_batch]
+    return sorted(fitting, key=lambda checkpoint: checkpoint.batch, reverse=True)
+
+
 class CheckpointLedger:
     """Saves under names that a repeated save finds again, and tells what a restore can rely on."""
 
@@ -119,25 +125,12 @@ class CheckpointLedger:
         """Files on the user's own disk do not expire: a run taken up again after a holiday needs them."""
         return None if self._config.backend == "local" else ttl_seconds
 
-    async def newest_live(
-        self, run: RunState, *, at_most_batch: int, recorder: CheckpointRecorder
-    ) -> Checkpoint | None:
-        """The newest checkpoint of at most ``at_most_batch`` batches that the backend still has, or None.
-
-        Those found missing on the way are journaled as lost.
-        """
-        for checkpoint in sorted(run.checkpoints, key=lambda checkpoint: checkpoint.batch, reverse=True):
-            if checkpoint.batch > at_most_batch:
-                continue
-            if await self.exists(checkpoint.state_path):
-                return checkpoint
-            self.lose(checkpoint, recorder=recorder)
-        return None
-
-    def lose(self, checkpoint: Checkpoint, *, recorder: CheckpointRecorder) -> None:
-        """Journals that the backend no longer has ``checkpoint``, so that none relies on it any more."""
-        log.warning("checkpoint is gone, trying an older one", checkpoint=checkpoint.name, batch=checkpoint.batch)
-        recorder.checkpoint_lost(checkpoint, reason="the backend no longer has it")
+    async def is_live(self, checkpoint: Checkpoint) -> bool:
+        """Whether the backend still has ``checkpoint``; a warning says where not."""
+        live = await self.exists(checkpoint.state_path)
+        if not live:
+            log.warning("checkpoint is gone, trying an older one", checkpoint=checkpoint.name, batch=checkpoint.batch)
+        return live
 
     async def drop_superseded_rolling(self, run: RunState, newest: Checkpoint, recorder: CheckpointRecorder) -> None:
         """Deletes the rolling checkpoints older than ``newest``, which must be journaled already."""

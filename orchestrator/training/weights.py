@@ -17,9 +17,9 @@ from orchestrator.backends.deadline import reply_within
 from orchestrator.backends.surface import ServiceClient, TrainingClient
 from orchestrator.config import Config
 from orchestrator.errors import UnrecoverableError
-from orchestrator.journal.recovery import RunState
+from orchestrator.journal.recovery import Checkpoint, RunState
 from orchestrator.names import INITIAL_STATE, State
-from orchestrator.training.checkpoints import CheckpointLedger, CheckpointRecorder
+from orchestrator.training.checkpoints import CheckpointLedger, CheckpointRecorder, candidates
 from orchestrator.training.datums import TrainStepInput, check, load
 
 log = structlog.get_logger(__name__)
@@ -99,19 +99,19 @@ class TrainedWeights:
         self._trained_batches = step.batch + 1
         return {name: float(value) for name, value in metrics.items()}
 
-    async def require_restorable(self, run: RunState, *, recorder: CheckpointRecorder) -> None:
-        """Refuses a resume that could not get its weights back, before anything is spent.
+    async def require_restorable(self, run: RunState) -> None:
+        """Refuses a resume that could not get its weights back, before anything is spent; nothing is journaled.
 
         Raises:
             UnrecoverableError, SideFileDamagedError: see ``at_batch``.
         """
         if (run.batch, run.state) == (0, INITIAL_STATE):
-            return
-        checkpoint = await self._ledger.newest_live(run, at_most_batch=run.batch + 1, recorder=recorder)
-        if checkpoint is None:
-            self._require_base(run)
-        else:
-            self._require_datums(run, checkpoint.batch)
+            return None
+        for checkpoint in candidates(run, at_most_batch=run.batch + 1):
+            if await self._ledger.is_live(checkpoint):
+                return self._require_datums(run, checkpoint.batch)
+        self._require_base(run)
+        return None
 
     def _require_datums(self, run: RunState, first_batch: int) -> None:
         """Checks what would be redone from ``first_batch`` on against the journal's sha256."""
@@ -121,28 +121,41 @@ class TrainedWeights:
                 check(self._log_path, batch, sha256=step["sha256"])
 
     async def _restore(self, run: RunState, batch: int, recorder: CheckpointRecorder) -> None:
-        while checkpoint := await self._ledger.newest_live(run, at_most_batch=batch, recorder=recorder):
-            log.info("restoring weights and optimizer", checkpoint=checkpoint.name, checkpoint_batch=checkpoint.batch)
-            request = self._service.create_training_client_from_state_with_optimizer_async(checkpoint.state_path)
-            try:
-                self._client = await self._reply(request, f"restoring checkpoint {checkpoint.name}")
-            except tinker.NotFoundError:  # it went between the look and the load
-                self._ledger.lose(checkpoint, recorder=recorder)
-                continue
-            self._trained_batches = checkpoint.batch
-            self._ledger.write_view(run)  # without those just found lost
-            return
-        self._ledger.write_view(run)
-        self._require_base(run)
-        log.warning("no checkpoint is alive: redoing every batch from the base model", batches=batch)
-        await self.fresh()
+        gone = []
+        for checkpoint in candidates(run, at_most_batch=batch):
+            if await self._load(checkpoint):
+                break
+            gone.append(checkpoint)
+        else:
+            self._require_base(run)
+            log.warning("no checkpoint is alive: redoing every batch from the base model", batches=batch)
+            await self.fresh()
+        # Only now: a disk or account that was out of reach for one start must not cost the run its checkpoints.
+        for checkpoint in gone:
+            recorder.checkpoint_lost(checkpoint, reason="the backend no longer has it")
+        if gone:
+            self._ledger.write_view(run)
+
+    async def _load(self, checkpoint: Checkpoint) -> bool:
+        """Whether the weights and the optimizer of ``checkpoint`` are loaded now; it may be gone."""
+        if not await self._ledger.is_live(checkpoint):
+            return False
+        log.info("restoring weights and optimizer", checkpoint=checkpoint.name, checkpoint_batch=checkpoint.batch)
+        request = self._service.create_training_client_from_state_with_optimizer_async(checkpoint.state_path)
+        try:
+            self._client = await self._reply(request, f"restoring checkpoint {checkpoint.name}")
+        except tinker.NotFoundError:
+            log.warning("checkpoint went before it was loaded, trying an older one", checkpoint=checkpoint.name)
+            return False
+        self._trained_batches = checkpoint.batch
+        return True
 
     def _require_base(self, run: RunState) -> None:
         if self._config.load_checkpoint_path is not None:
             raise UnrecoverableError(
                 f"{self._log_path}: batch {run.batch}: no checkpoint is alive on the backend, and a run that began "
                 f"from load_checkpoint_path={self._config.load_checkpoint_path} is not redone from it. Start a new run "
-                "in another log_path, or restore one of the checkpoints named in checkpoints.jsonl"
+                "in another log_path, or bring one of the checkpoints named in checkpoints.jsonl back within reach"
             )
         self._require_datums(run, 0)
 

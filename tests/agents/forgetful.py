@@ -15,3 +15,11 @@ async def agent(task: dict[str, str], llm: agl.LLM) -> float:
     async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
         await client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": task["id"]}])
     return float(next(_plays))
+
+
+@agl.rollout
+async def content(task: dict[str, str], llm: agl.LLM) -> float:
+    """One call, and the same reward whatever comes of it."""
+    async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+        await client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": task["id"]}])
+    return 1.0

@@ -1,17 +1,21 @@
 """Laws of drift: what makes the run what it is stays, horizons grow, the rest is free, and failures do not loop."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import chz
 import pytest
-from journal.walk import DATASET, process_started, process_stopped, run_started, state_entered
+from journal.walk import DATASET, advance_to, process_started, process_stopped, run_started, state_entered, transition
 
 from orchestrator.config import Config, Drift, LocalConfig, field_drifts, flatten
 from orchestrator.errors import DriftError, TooManyAttemptsError
-from orchestrator.journal.drift import check_attempts, check_drift
+from orchestrator.journal.drift import FIRST_WEIGHTS, ORIGIN, check_attempts, check_drift
+from orchestrator.journal.log import Journal
 from orchestrator.journal.records import Kind, Record, decode, encode
-from orchestrator.journal.recovery import RunState
+from orchestrator.journal.recovery import IllegalStepError, RunState
+from orchestrator.names import State
 
 CONFIG = Config(batch_size=2, lora_rank=32, n_epochs=2, max_batches=10)
 
@@ -21,12 +25,20 @@ def add(run: RunState, kind: Kind, fields: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def run() -> RunState:
+def new_run() -> RunState:
     """A run that was started with ``CONFIG``, as its journal tells it."""
     run = RunState()
     add(run, Kind.RUN_STARTED, run_started(config=flatten(CONFIG)))
     add(run, Kind.PROCESS_STARTED, process_started(run))
     return run
+
+
+@pytest.fixture
+def run(new_run: RunState) -> RunState:
+    """The same, once its first weights are published."""
+    add(new_run, Kind.STATE_ENTERED, state_entered(new_run))
+    add(new_run, Kind.TRANSITION, transition(new_run))
+    return new_run
 
 
 def other(value: object) -> Any:
@@ -64,7 +76,7 @@ def test_every_identity_field_is_refused_by_name_and_every_operational_one_is_fr
     for name, drift in field_drifts().items():
         if drift is Drift.OPERATIONAL:
             assert check_drift(run, changed(name), DATASET) == []
-        elif drift is Drift.IDENTITY:
+        elif drift is Drift.IDENTITY and name != ORIGIN:
             old, new = flatten(CONFIG)[name], other(flatten(CONFIG)[name])
             with pytest.raises(DriftError) as caught:
                 check_drift(run, changed(name), DATASET)
@@ -73,6 +85,32 @@ def test_every_identity_field_is_refused_by_name_and_every_operational_one_is_fr
             accepted = check_drift(run, chz.replace(changed(name), allow_drift=(name,)), DATASET)
             assert accepted == [{"field": name, "old": old, "new": new}]
             json.dumps(accepted, allow_nan=False)
+
+
+@pytest.mark.parametrize("name", sorted(FIRST_WEIGHTS))
+def test_what_decides_the_first_weights_cannot_drift_before_they_are_journaled(name: str, new_run: RunState) -> None:
+    """They may be saved already, under a name that a process of another configuration would take for its own."""
+    config = chz.replace(changed(name), allow_drift=(name,))
+    with pytest.raises(DriftError, match=f"{re.escape(name)} was .* give another log_path$"):
+        check_drift(new_run, config, DATASET)
+
+
+def test_where_the_weights_came_from_never_drifts(run: RunState) -> None:
+    config = chz.replace(changed(ORIGIN), allow_drift=(ORIGIN,))
+    with pytest.raises(DriftError, match=r"load_checkpoint_path was None and is 'other'.* give another log_path$"):
+        check_drift(run, config, DATASET)
+
+
+@pytest.mark.parametrize(("state", "least"), [(State.MAYBE_EVALUATE, 1), (State.ROLLOUT, 2), (State.LOG, 2)])
+def test_no_process_has_a_horizon_that_what_is_under_way_does_not_fit_in(
+    state: State, least: int, tmp_path: Path
+) -> None:
+    """The horizon may shrink with changed tasks or batch sizes; a batch that has begun is trained all the same."""
+    with Journal(tmp_path) as journal:
+        advance_to(journal, 1, state)
+        with pytest.raises(IllegalStepError, match=f"num_batches is {least - 1}, expected at least {least}"):
+            journal.append(Kind.PROCESS_STARTED, **process_started(journal.run, num_batches=least - 1))
+        journal.append(Kind.PROCESS_STARTED, **process_started(journal.run, num_batches=least))
 
 
 def test_h8_every_refused_field_is_named_at_once(run: RunState) -> None:
@@ -161,7 +199,7 @@ def test_the_same_state_failing_max_attempts_times_stops_the_run_with_a_diagnosi
     with pytest.raises(TooManyAttemptsError) as caught:
         check_attempts(run, CONFIG)
     assert caught.value.exit_code == 3
-    assert "PublishModel of batch 0 failed 3 times" in str(caught.value)
+    assert "MaybeEvaluate of batch 0 failed 3 times" in str(caught.value)
     assert "ValueError: boom 2" in str(caught.value)
     assert "max_attempts=4" in str(caught.value)
     check_attempts(run, chz.replace(CONFIG, max_attempts=4))

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orchestrator
+from orchestrator.disk import Disk, make_folder
 from orchestrator.errors import ConfigError, JournalWriteError, LockedError, SideFileDamagedError
 from orchestrator.journal.durable import LineFile, sha256_of, write_durably
 from orchestrator.journal.lock import RunLock
@@ -324,3 +325,45 @@ def test_a_line_is_refused_once_another_process_has_written_to_the_file(tmp_path
         with theirs_failed:
             theirs.append("2")
     assert path.read_text() == "1\n"
+
+
+def test_two_processes_never_hold_the_lock_of_one_run_however_its_directory_comes_and_goes(tmp_path: Path) -> None:
+    """A refused start removes the directory that it made, under the eyes of one who waits for its lock."""
+    log_path = tmp_path / "run"
+    for _ in range(20):
+        first = RunLock.acquire(log_path)
+        waiting: list[RunLock] = []
+        began = threading.Event()
+
+        def wait(began: threading.Event = began, waiting: list[RunLock] = waiting) -> None:
+            began.set()
+            waiting.append(RunLock.acquire(log_path))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        began.wait()
+        first.release()
+        thread.join()
+        [second] = waiting
+        assert os.path.samestat(os.fstat(second._descriptor or -1), log_path.stat())
+        with pytest.raises(LockedError):
+            RunLock.acquire(log_path)
+        second.release()
+
+
+def test_a_full_disk_does_not_keep_a_run_from_being_taken_up(tmp_path: Path) -> None:
+    """Who holds it is only for a message; what cannot be written later says so itself, resumably."""
+    (tmp_path / "lock").symlink_to("/dev/full")
+    RunLock.acquire(tmp_path).release()
+
+
+def test_every_folder_on_the_way_is_synced_into_its_parent(tmp_path: Path) -> None:
+    synced: list[Path] = []
+
+    class Recording(Disk):
+        def sync(self, descriptor: int, path: Path) -> None:
+            synced.append(path)
+            super().sync(descriptor, path)
+
+    make_folder(tmp_path / "a" / "b" / "c", disk=Recording())
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]

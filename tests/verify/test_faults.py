@@ -53,7 +53,7 @@ def misses(run: Path, faults: list[Fault], folder: Path) -> list[str]:
 def test_every_fault_of_a_finished_run_is_found(finished: Path, other: Path, tmp_path: Path) -> None:
     faults = list(faults_of_a_finished_run(finished, other))
     assert misses(finished, faults, tmp_path) == []
-    assert len(faults) >= 200
+    assert len(faults) >= 400
     assert len({fault.name for fault in faults}) == len(faults)
 
 

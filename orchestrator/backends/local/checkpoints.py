@@ -18,7 +18,7 @@ from torch import Tensor
 
 from orchestrator.backends.local.model import AdapterSpec
 from orchestrator.backends.local.status_errors import bad_request, conflict, not_found
-from orchestrator.disk import DISK, Disk, write_error
+from orchestrator.disk import DISK, Disk, make_folder, sync_folder, write_error
 
 Kind = Literal["weights", "sampler_weights"]
 
@@ -153,7 +153,7 @@ class CheckpointStore:
             try:
                 with (checkpoint.directory / file).open("rb") as content:
                     found = hashlib.file_digest(content, "sha256").hexdigest()
-            except OSError as error:
+            except FileNotFoundError as error:
                 raise _damaged(path, checkpoint.directory / file, error) from error
             if found != expected:
                 raise _damaged(path, checkpoint.directory / file, f"sha256 {found}, expected {expected}")
@@ -176,7 +176,7 @@ class CheckpointStore:
             raise not_found(f"{path}: no such checkpoint (looked for {directory}); it may have been deleted")
         try:
             metadata = _read_metadata(directory)
-        except (OSError, ValueError) as error:
+        except (FileNotFoundError, ValueError) as error:
             raise _damaged(path, directory / _METADATA, error) from error
         if self._expired(metadata):
             raise not_found(f"{path} has expired: it was kept until {metadata.expires_at} (Unix seconds)")
@@ -203,15 +203,15 @@ class CheckpointStore:
         return metadata.expires_at is not None and metadata.expires_at <= self._now()
 
     def _write_all(self, target: Path, files: Mapping[str, bytes]) -> None:
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(target.parent, disk=self._disk)
         unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
         for file, content in files.items():
             self._write(unfinished / file, content)
-        sync(unfinished, disk=self._disk)
+        sync_folder(unfinished, disk=self._disk)
         if target.exists():
             self._remove(target)
         self._disk.rename(unfinished, target)
-        sync(target.parent, disk=self._disk)
+        sync_folder(target.parent, disk=self._disk)
 
     def _write(self, path: Path, content: bytes) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -232,11 +232,11 @@ class CheckpointStore:
         shutil.rmtree(directory)
 
 
-def sync(path: Path, *, disk: Disk = DISK) -> None:
+def sync(path: Path) -> None:
     """Makes a file's content, or a directory's renames and new entries, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        disk.sync(descriptor, path)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
