@@ -10,6 +10,7 @@ import time
 from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 
+from orchestrator.disk import Disk
 from orchestrator.names import CYCLE, State
 
 
@@ -180,3 +181,32 @@ class SnapshotAtEveryPoint:
     def _copy(self, source: str, target: str) -> None:
         copy = os.link if source.startswith(f"{self._log_path}/local/") else shutil.copyfile
         copy(source, target)
+
+
+class NoteSteps(Disk):
+    """A disk that writes down each of its steps, a line each: ``write rollouts/000000.train.jsonl``."""
+
+    def __init__(self, log_path: Path, note: Path) -> None:
+        """``note`` is appended to."""
+        self._log_path = log_path
+        self._note = note
+
+    def write(self, descriptor: int, data: bytes | memoryview, path: Path) -> int:
+        """Notes it before, so that what has to come before it does."""
+        self._tell("write", path)
+        return super().write(descriptor, data, path)
+
+    def sync(self, descriptor: int, path: Path) -> None:
+        """Notes it after it has succeeded."""
+        super().sync(descriptor, path)
+        self._tell("sync", path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Notes the name that is given."""
+        super().rename(source, target)
+        self._tell("rename", target)
+
+    def _tell(self, step: str, path: Path) -> None:
+        if path.is_relative_to(self._log_path):
+            with self._note.open("ab") as file:
+                file.write(f"{step} {path.relative_to(self._log_path)}\n".encode())

@@ -14,6 +14,7 @@ from orchestrator.journal.log import read_journal
 from orchestrator.journal.records import Kind
 from orchestrator.names import CYCLE
 from orchestrator.testing import outcome_of_run
+from orchestrator.verify import verify
 
 SETTINGS = ("save_every=2", "rolling_save_every=1", "val_dataset=troubled:VAL_TASKS", "eval_every=2", "concurrency=1")
 """Every kind of checkpoint in three batches: initial, rolling after batch 0, periodic after 1, final after 2."""
@@ -64,6 +65,7 @@ def test_no_point_of_any_state_is_a_place_where_a_kill_changes_the_end(
             deepest = max(deepest, kills_since_progress)
         assert "exit 0 " in fixture_d(folder).output.splitlines()[-1], fixture_d(folder).output
         assert outcome_of_run(folder / "run") == undisturbed, f"after kills at {tried}"
+        assert verify(folder / "run").passed, verify(folder / "run").lines()
         runs += 1
         if kills == 0:
             break

@@ -230,6 +230,7 @@ class CheckpointStore:
             self._disk.rename(directory, doomed)
             directory = doomed
         shutil.rmtree(directory)
+        sync_folder(directory.parent, disk=self._disk)
 
 
 def sync(path: Path) -> None:
