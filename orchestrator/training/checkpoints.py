@@ -79,6 +79,7 @@ class CheckpointLedger:
         self._disk = disk
         self._rest_client = rest_client
         self._user_metadata = user_metadata
+        self._told_gone: set[str] = set()
 
     def due_kind(self, batch: int, *, num_batches: int) -> str | None:
         """Which kind of checkpoint is due once ``batch`` batches are trained: final, periodic, rolling or none."""
@@ -129,8 +130,14 @@ class CheckpointLedger:
         """Whether the backend still has ``checkpoint``; a warning says where not."""
         live = await self.exists(checkpoint.state_path)
         if not live:
-            log.warning("checkpoint is gone, trying an older one", checkpoint=checkpoint.name, batch=checkpoint.batch)
+            self.tell_gone(checkpoint)
         return live
+
+    def tell_gone(self, checkpoint: Checkpoint) -> None:
+        """Warns that the backend does not have ``checkpoint``, once in a process."""
+        if checkpoint.state_path not in self._told_gone:
+            self._told_gone.add(checkpoint.state_path)
+            log.warning("checkpoint is gone, trying an older one", checkpoint=checkpoint.name, batch=checkpoint.batch)
 
     async def drop_superseded_rolling(self, run: RunState, newest: Checkpoint, recorder: CheckpointRecorder) -> None:
         """Deletes the rolling checkpoints older than ``newest``, which must be journaled already."""

@@ -144,8 +144,8 @@ class TrainedWeights:
         request = self._service.create_training_client_from_state_with_optimizer_async(checkpoint.state_path)
         try:
             self._client = await self._reply(request, f"restoring checkpoint {checkpoint.name}")
-        except tinker.NotFoundError:
-            log.warning("checkpoint went before it was loaded, trying an older one", checkpoint=checkpoint.name)
+        except tinker.NotFoundError:  # it went between the look and the load
+            self._ledger.tell_gone(checkpoint)
             return False
         self._trained_batches = checkpoint.batch
         return True
