@@ -82,7 +82,7 @@ def test_a_finished_run_that_is_given_more_batches_or_a_tracker_late_has_all_its
     And H19 for trackers: the configuration reaches them without secrets, the console and the code do not.
     """
     assert run_tracked(fixture_d(tmp_path, *EVALUATED, "max_batches=1")) == 0
-    late = fixture_d(tmp_path, *EVALUATED, "max_batches=1", *TRACKED, f"base_url=http://{SECRET}@host")
+    late = fixture_d(tmp_path, *EVALUATED, "max_batches=1", *TRACKED, f"base_url=http://host/{SECRET}")
     assert run_tracked(late, SOME_API_KEY=SECRET) == 0  # nothing to do, but to bring the trackers up to date
     assert_views_equal(late, [0, 1])
     stored = [path for name in ("run/wandb", "run/tensorboard", "trackio") for path in (tmp_path / name).rglob("*")]
