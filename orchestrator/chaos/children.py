@@ -10,7 +10,6 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing import connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,10 +22,6 @@ RUN_MODULES = ("orchestrator.run", "orchestrator.backends.local.service", "opena
 """What is imported before a child is forked."""
 RUN, LEDGER, OUTPUT = "run", "ledger.jsonl", "output.txt"
 """What an observed run leaves in its folder: the run directory, every request, and all that its processes printed."""
-
-_one_at_a_time = threading.Lock()
-"""Starting a process also asks all others for their exit codes. Two threads that ask at once read one pipe: one gets
-the code, and the other takes the end of the pipe for the end of the fork server, and says 255."""
 
 
 def fork_context(*more_modules: str) -> ForkServerContext:
@@ -42,21 +37,12 @@ def wait_for(process: ForkServerProcess, *, timeout_seconds: float) -> int:
     Raises:
         TimeoutError: it has not ended in time, and is killed.
     """
-    ended = ends_within(process, timeout_seconds)
-    if not ended:
+    process.join(timeout_seconds)
+    if process.is_alive():
         process.kill()
-    connection.wait([process.sentinel])
-    with _one_at_a_time:
         process.join()
-        code = cast("int", process.exitcode)  # None only while it lives
-    if not ended:
         raise TimeoutError(f"process {process.pid} did not end within {timeout_seconds:g} s; {OUTPUT} tells more")
-    return code
-
-
-def ends_within(process: ForkServerProcess, seconds: float) -> bool:
-    """Whether the child ends in that time."""
-    return bool(connection.wait([process.sentinel], seconds))
+    return cast("int", process.exitcode)  # None only while it lives
 
 
 def print_into(folder: Path, stdout: str, stderr: str) -> None:
@@ -125,6 +111,5 @@ def start_process(
 ) -> ForkServerProcess:
     """A started child; a ``daemon`` dies with this process and has no children of its own."""
     process = context.Process(target=target, args=arguments, daemon=daemon)
-    with _one_at_a_time:
-        process.start()
+    process.start()
     return process

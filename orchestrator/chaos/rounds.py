@@ -15,7 +15,6 @@ from orchestrator.chaos.children import (
     OUTPUT,
     RUN,
     end_with_parent,
-    ends_within,
     fork_context,
     print_into,
     run_observed,
@@ -150,7 +149,7 @@ class Runs:
         stored = self._stored_calls(folder / RUN)
         process = self._start(folder, observer)
         if blow is not None and blow.seconds is not None:
-            ends_within(process, blow.seconds)
+            process.join(blow.seconds)
             process.kill()
         code = self._wait(process)
         if again := stored & _calls(folder / LEDGER, pid=cast("int", process.pid)):
