@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import AGENTS, Child, fixture_d, fork_context, run_child
-from tracker_runs import INSTALLED, TRACKED, KillOnceTracked, KillUntracked, run_tracked
+from tracker_runs import TRACKED, TRACKERS, KillOnceTracked, KillUntracked, run_tracked
 from tracker_views import View, metric_view, tensorboard_view, trackio_view, wandb_view
 
 from orchestrator.journal.log import read_journal
@@ -32,7 +32,7 @@ def views(child: Child) -> dict[str, View]:
         "trackio": lambda: trackio_view(child.folder / "trackio", run_id),
         "tensorboard": lambda: tensorboard_view(child.log_path),
     }
-    return {name: readers[name]() for name in INSTALLED}
+    return {name: readers[name]() for name in TRACKERS}
 
 
 def assert_views_equal(child: Child, steps: list[int]) -> None:
@@ -44,7 +44,6 @@ def assert_views_equal(child: Child, steps: list[int]) -> None:
         assert view == numbers, name
 
 
-@pytest.mark.skipif(not INSTALLED, reason="no tracker is installed")
 def test_one_row_a_batch_in_every_tracker_after_kills_on_either_side_of_each_write(
     tmp_path: Path, uninterrupted: dict[str, Any]
 ) -> None:
@@ -54,7 +53,7 @@ def test_one_row_a_batch_in_every_tracker_after_kills_on_either_side_of_each_wri
     taken = fork_context().Semaphore(0)
     kills: list[Callable[[str], None]] = [
         # The trackers have the row of batch 0, and the journal does not know.
-        KillOnceTracked("append:before:transition", LOG, len(INSTALLED), taken),
+        KillOnceTracked("append:before:transition", LOG, len(TRACKERS), taken),
         # The journal knows of batches 0 and 1, and no tracker has their rows: the process began at Log of batch 0.
         KillUntracked("append:after:transition", len(CYCLE)),
         # The row of batch 2 is not written yet, and the trackers may or may not be up to date.
@@ -75,7 +74,6 @@ def test_one_row_a_batch_in_every_tracker_after_kills_on_either_side_of_each_wri
     assert "test/reward_mean" in rows[3]
 
 
-@pytest.mark.skipif(not INSTALLED, reason="no tracker is installed")
 def test_a_finished_run_that_is_given_more_batches_or_a_tracker_late_has_all_its_rows_there(tmp_path: Path) -> None:
     """The step of the final evaluation becomes that of a batch: trackers that keep what they have get a new run.
 

@@ -1,6 +1,5 @@
-"""Runs of fixture D with every installed tracker, and what is done to them while trackers take their rows."""
+"""Runs of fixture D with every tracker, and what is done to them while trackers take their rows."""
 
-import importlib.util
 import os
 import signal
 import sys
@@ -10,8 +9,8 @@ from multiprocessing.synchronize import Semaphore
 from processes import Child, _child_main, _start, wait_for
 
 SETTINGS_OF = {"wandb": "wandb_project=p", "trackio": "trackio_project=p", "tensorboard": "tensorboard=true"}
-INSTALLED = [name for name in SETTINGS_OF if importlib.util.find_spec(name) is not None]
-TRACKED = tuple(SETTINGS_OF[name] for name in INSTALLED)
+TRACKERS = list(SETTINGS_OF)
+TRACKED = tuple(SETTINGS_OF[name] for name in TRACKERS)
 """Settings that ask for all of them."""
 
 

@@ -101,7 +101,7 @@ class Runs:
         """Whatever ends the block (Ctrl-C, an error) also ends the processes under way, and no more are started."""
         try:
             yield
-        except BaseException:
+        except BaseException:  # Ctrl-C among them; all go on to the caller, for only the processes are our business
             self._ended = True
             for process in list(self._alive):
                 process.kill()

@@ -1,7 +1,6 @@
 """Laws of the trackers: what leaves, that nobody waits for them, and that TensorBoard's files are a view."""
 
 import asyncio
-import importlib.util
 import math
 import shutil
 import threading
@@ -98,7 +97,6 @@ def test_a_missing_package_is_named_with_what_asks_for_it() -> None:
     check_trackers(Config(), find=lambda _package: None)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
 class TestEventFiles:
     """TensorBoard's files, read with its own reader."""
 
