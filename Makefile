@@ -17,7 +17,7 @@ test: $(VENV)/installed-dev ## install what tests need, then run them: make test
 	$(BIN)/python -m pytest $(ARGS)
 
 chaos: $(VENV)/installed ## kill a small run at each of its points, then 1,000 times at random: make chaos ARGS="seed=1"
-	$(BIN)/python -m orchestrator chaos every_point=true kills=1000 max_batches=2 batch_size=2 group_size=2 concurrency=1 $(ARGS)
+	$(BIN)/python -m orchestrator chaos every_point=true kills=1000 jobs=2 max_batches=2 batch_size=2 group_size=2 concurrency=1 $(ARGS)
 
 check: $(VENV)/installed-dev ## lint, format check and strict types
 	$(BIN)/ruff check .

@@ -4,12 +4,15 @@ The libraries take ten seconds to import, so they are imported once. The server 
 no open file, a child of it is a process like any other, and SIGKILL is real.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,6 +25,13 @@ RUN_MODULES = ("orchestrator.run", "orchestrator.backends.local.service", "opena
 """What is imported before a child is forked."""
 RUN, LEDGER, OUTPUT = "run", "ledger.jsonl", "output.txt"
 """What an observed run leaves in its folder: the run directory, every request, and all that its processes printed."""
+
+ABORT_SECONDS = 5.0
+"""How long a process that is aborted may take to write its stacks."""
+
+_one_at_a_time = threading.Lock()
+"""Starting a process also asks all others for their exit codes. Two threads that ask at once read one pipe: one gets
+the code, and the other takes the end of the pipe for the end of the fork server, and says 255."""
 
 
 def fork_context(*more_modules: str) -> ForkServerContext:
@@ -37,20 +47,35 @@ def wait_for(process: ForkServerProcess, *, timeout_seconds: float) -> int:
     Raises:
         TimeoutError: it has not ended in time, and is killed.
     """
-    process.join(timeout_seconds)
-    if process.is_alive():
+    ended = ends_within(process, timeout_seconds)
+    if not ended:
+        with suppress(ProcessLookupError):  # it ended just now
+            os.kill(cast("int", process.pid), signal.SIGABRT)  # faulthandler writes where each thread is
+        ends_within(process, ABORT_SECONDS)
         process.kill()
+    connection.wait([process.sentinel])
+    with _one_at_a_time:
         process.join()
-        raise TimeoutError(f"process {process.pid} did not end within {timeout_seconds:g} s; {OUTPUT} tells more")
-    return cast("int", process.exitcode)  # None only while it lives
+        code = cast("int", process.exitcode)  # None only while it lives
+    if not ended:
+        raise TimeoutError(
+            f"process {process.pid} did not end within {timeout_seconds:.0f} s; {OUTPUT} tells where it was"
+        )
+    return code
+
+
+def ends_within(process: ForkServerProcess, seconds: float) -> bool:
+    """Whether the child ends in that time."""
+    return bool(connection.wait([process.sentinel], seconds))
 
 
 def print_into(folder: Path, stdout: str, stderr: str) -> None:
-    """From now on this process prints into these files of ``folder``."""
+    """From now on this process prints into these files of ``folder``, its stacks among them when it is aborted."""
     for descriptor, name in ((1, stdout), (2, stderr)):
         file = os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(file, descriptor)
         os.close(file)
+    faulthandler.enable()
 
 
 def end_with_parent() -> None:
@@ -111,5 +136,6 @@ def start_process(
 ) -> ForkServerProcess:
     """A started child; a ``daemon`` dies with this process and has no children of its own."""
     process = context.Process(target=target, args=arguments, daemon=daemon)
-    process.start()
+    with _one_at_a_time:
+        process.start()
     return process

@@ -15,12 +15,13 @@ from orchestrator.chaos.children import (
     OUTPUT,
     RUN,
     end_with_parent,
+    ends_within,
     fork_context,
     print_into,
     run_observed,
     start_process,
+    wait_for,
 )
-from orchestrator.chaos.children import wait_for as wait_for_process
 from orchestrator.chaos.differences import difference
 from orchestrator.command import carry_out
 from orchestrator.disk import FOLDER_MODE
@@ -35,7 +36,7 @@ from orchestrator.testing.points import KillAtNumber, NotePoints, Observer, watc
 from orchestrator.verify import verify
 
 KILLED = -9
-PROCESS_TIMEOUT_SECONDS = 3_600.0
+UNDISTURBED_TIMEOUT_SECONDS = 3_600.0
 START_UP = "start-up"
 """Where a kill was when the journal had no run yet."""
 
@@ -81,6 +82,11 @@ class Reference:
     seconds: float
     requests: Mapping[str, int]
 
+    @property
+    def timeout_seconds(self) -> float:
+        """How long a process of a killed run may take: far more than a whole run, on a machine that is busy too."""
+        return 60 + 10 * self.seconds
+
 
 class RunFailedError(Exception):
     """A process of a run ended as it should not have; the message says how and where its output is."""
@@ -114,7 +120,8 @@ class Runs:
             RunFailedError: it did not finish.
         """
         folder.mkdir(mode=FOLDER_MODE)
-        code = self._wait(self._start(folder, NotePoints(folder / "points.txt")))
+        process = self._start(folder, NotePoints(folder / "points.txt"))
+        code = self._wait(process, timeout_seconds=UNDISTURBED_TIMEOUT_SECONDS)
         if code != 0:
             raise RunFailedError(f"the undisturbed run ended with exit code {code}; see {folder / OUTPUT}")
 
@@ -133,15 +140,15 @@ class Runs:
         played = Round(name)
         try:
             for blow in [*blows, None]:
-                if not self._strike(blow, folder, played):
+                if not self._strike(blow, folder, played, reference.timeout_seconds):
                     break
             played.difference = self.difference(folder, reference) or _fault(folder / RUN)
-        except (RunFailedError, RefusedError, TimeoutError) as error:
+        except (RunFailedError, RefusedError) as error:
             played.difference = str(error)
         played.requests = requests_of(folder)
         return played
 
-    def _strike(self, blow: Blow | None, folder: Path, played: Round) -> bool:
+    def _strike(self, blow: Blow | None, folder: Path, played: Round, timeout_seconds: float) -> bool:
         """One process; whether the blow met it."""
         note = folder / f"point-{len(played.kills)}.txt"
         at_point = blow is not None and blow.point is not None
@@ -149,9 +156,9 @@ class Runs:
         stored = self._stored_calls(folder / RUN)
         process = self._start(folder, observer)
         if blow is not None and blow.seconds is not None:
-            process.join(blow.seconds)
+            ends_within(process, blow.seconds)
             process.kill()
-        code = self._wait(process)
+        code = self._wait(process, timeout_seconds=timeout_seconds)
         if again := stored & _calls(folder / LEDGER, pid=cast("int", process.pid)):
             raise RunFailedError(f"{len(again)} calls of stored rollouts were sampled again after {_last(played)}")
         if code == 0:
@@ -172,9 +179,11 @@ class Runs:
         self._alive.add(process)
         return process
 
-    def _wait(self, process: ForkServerProcess) -> int:
+    def _wait(self, process: ForkServerProcess, *, timeout_seconds: float) -> int:
         try:
-            return wait_for_process(process, timeout_seconds=PROCESS_TIMEOUT_SECONDS)
+            return wait_for(process, timeout_seconds=timeout_seconds)
+        except TimeoutError as error:
+            raise RunFailedError(str(error)) from error
         finally:
             self._alive.discard(process)
 
