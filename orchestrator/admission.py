@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import tinker
+
+from orchestrator.backends.deadline import reply_within
+from orchestrator.backends.surface import ServiceClient
 from orchestrator.config import Config, flatten
-from orchestrator.errors import DriftError
+from orchestrator.errors import BackendError, ConfigError, DriftError
 from orchestrator.journal.drift import check_attempts, check_drift
+from orchestrator.journal.durable import LineFile
 from orchestrator.journal.log import Journal
 from orchestrator.journal.records import Kind
+from orchestrator.journal.recovery import RunState
+from orchestrator.names import State
 from orchestrator.rollouts.dataset import TaskBatches, TaskSets
+from orchestrator.rollouts.outcomes import Mode, RolloutKey, check_lines, rollout_path, task_sha256
 from orchestrator.unbegun import require_unused
 
 PACKAGES = ("agentlightning", "litellm", "tinker", "tinker-cookbook", "torch", "transformers", "transitions")
@@ -29,11 +37,15 @@ def admit(
         DriftError: configuration or tasks differ, or fewer batches are asked for than are trained.
         TooManyAttemptsError: the state has failed too often.
         RefusedError: the directory holds files of a run that has no journal.
+        SideFileDamagedError: the state under way has stored rollouts of other tasks than those it would go on with.
     """
     if not journal.records:
         require_unused(log_path)
         return []
     drift = check_drift(journal.run, config, tasks.fingerprint())
+    if drift:
+        # Once it is journaled the run's tasks are the new ones, and going back to the old would be drift as well.
+        _check_stored(journal.run, config, tasks, batches, log_path)
     if batches.num_batches < journal.run.least_batches:
         raise DriftError(
             f"{log_path}: {journal.run.state} of batch {journal.run.batch} is reached, and the configuration asks for "
@@ -41,6 +53,47 @@ def admit(
         )
     check_attempts(journal.run, config)
     return drift
+
+
+def _check_stored(run: RunState, config: Config, tasks: TaskSets, batches: TaskBatches, log_path: Path) -> None:
+    mode: Mode
+    if run.state is State.ROLLOUT and run.batch < batches.num_batches:
+        played, mode, group_size = [task for _, task in batches.batch(run.batch)], "train", config.group_size
+    elif run.state is State.MAYBE_EVALUATE:
+        played, mode, group_size = list(tasks.val), "eval", config.eval_group_size
+    else:
+        return
+    path = rollout_path(log_path, run.batch, mode)
+    keys = {RolloutKey(run.batch, mode, group, member) for group in range(len(played)) for member in range(group_size)}
+    check_lines(path, LineFile.read_lines(path), keys, [task_sha256(task) for task in played])
+
+
+async def require_origin(config: Config, service: ServiceClient) -> None:
+    """Makes sure that the weights which a new run is to begin with are there.
+
+    Raises:
+        ConfigError: the backend has no checkpoint at ``load_checkpoint_path``.
+        BackendError: the backend does not say.
+    """
+    path = config.load_checkpoint_path
+    if path is None:
+        return
+    request = service.create_rest_client().get_weights_info_by_tinker_path(path)
+    try:
+        await reply_within(config.backend_timeout_seconds, request, f"looking for load_checkpoint_path={path}")
+    except (tinker.NotFoundError, tinker.BadRequestError) as error:
+        where = (
+            "the directory of a checkpoint, e.g. runs/other/local/run/weights/000030-final; local:// paths are the "
+            "run's own"
+            if config.backend == "local"
+            else "a path that the service still has, e.g. tinker://.../weights/000030-final"
+        )
+        raise ConfigError(f"load_checkpoint_path={path}: there is no checkpoint (any more). Give {where}") from error
+    except tinker.APIError as error:
+        raise BackendError(
+            f"load_checkpoint_path={path}: the service does not say whether it is there ({type(error).__name__}). "
+            "The same command tries again"
+        ) from error
 
 
 def take_up(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from orchestrator.admission import admit, take_up
+from orchestrator.admission import admit, require_origin, take_up
 from orchestrator.backends.counted import CountedService
 from orchestrator.backends.service import Backend
 from orchestrator.backends.usage import UsageLog
@@ -103,6 +103,8 @@ class _Process:
                 backend = self._seams.make_backend(self._config, self._log_path, self._seams.disk)
                 await self._unless_stopped(backend.connect())
                 rendering = await self._unless_stopped(load_rendering(self._config, backend))
+                if not journal.records:
+                    await self._unless_stopped(require_origin(self._config, backend.service))
                 take_up(journal, self._config, self._tasks, self._batches, drift)
                 logs.bind(run_id=journal.run.run_id)
                 await self._drive_journaled(journal, logs, backend, rendering)

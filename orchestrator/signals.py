@@ -70,6 +70,7 @@ class StopSignal:
     def _receive(self, number: signal.Signals) -> None:
         if self.event.is_set() and number is signal.SIGINT:
             # Everything acknowledged is on disk already; whoever presses Ctrl-C twice does not want to wait.
+            os.write(2, b"orchestrator: stopped at once; the same command resumes\n")
             os._exit(EXIT_INTERRUPTED)
         if not self.event.is_set():
             log.warning(

@@ -80,6 +80,20 @@ def test_edited_tasks_are_refused_until_the_drift_is_accepted(tmp_path: Path) ->
     assert [[drift["field"] for drift in record.fields["drift"]] for record in started] == [[], ["dataset"]]
 
 
+def test_tasks_that_stored_rollouts_do_not_fit_are_refused_before_the_drift_is_journaled(
+    killed: Path, uninterrupted: dict[str, Any]
+) -> None:
+    """Else the journal would hold the new tasks, and going back to the old ones would be drift in turn."""
+    journal = killed / "run" / "journal.jsonl"
+    before = journal.read_bytes()
+    other = fixture_d(killed, "seed=43", "allow_drift=seed")
+    assert run_child(other) == 3
+    assert "Go back to the old tasks" in other.output
+    assert journal.read_bytes() == before
+    assert run_child(fixture_d(killed)) == 0
+    assert outcome_of_run(killed / "run") == uninterrupted
+
+
 def test_too_few_tasks_for_a_batch_are_a_usage_error_and_start_nothing(tmp_path: Path) -> None:
     """H15."""
     (tmp_path / "three.jsonl").write_text('"a"\n"b"\n"c"\n')

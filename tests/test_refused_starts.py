@@ -62,6 +62,11 @@ def test_a_gateway_port_that_a_foreign_server_holds_ends_the_start_and_costs_not
     [
         ("renderer_name=nonsense", "renderer_name=nonsense: does not work with the tokenizer of tiny"),
         ("agent=letters:nobody", "agent=letters:nobody: module letters"),
+        (
+            "load_checkpoint_path=local://run/weights/000030-final",
+            "no checkpoint (any more). Give the directory",
+        ),
+        ("load_checkpoint_path=runs/gone", "load_checkpoint_path=runs/gone: there is no checkpoint"),
         ("train_dataset=letters:NOTHING", "train_dataset=letters:NOTHING: module letters"),
     ],
 )

@@ -130,7 +130,9 @@ def test_agents_that_never_end_are_abandoned_after_the_grace(tmp_path: Path) -> 
 def test_a_second_sigint_ends_the_process_at_once(tmp_path: Path) -> None:
     settings = ("agent=troubled:hanging", "grace_seconds=1000")
     observer = SignalAt("request:after:sample", 0, signal.SIGINT, tmp_path / "signalled", until_dead=True)
-    assert run_child(fixture_d(tmp_path, *settings, observer=observer), timeout_seconds=60) == 130
+    child = fixture_d(tmp_path, *settings, observer=observer)
+    assert run_child(child, timeout_seconds=60) == 130
+    assert child.output.endswith("stopped at once; the same command resumes\n")
     run = read_journal(tmp_path / "run").run
     assert (run.running, run.state) == (True, State.ROLLOUT)
     assert RunLock.holder(tmp_path / "run") is None

@@ -30,10 +30,12 @@ def check_drift(run: RunState, config: Config, dataset: Mapping[str, Any]) -> li
         DriftError: something else differs; it names every such field, old and new, before anything is spent.
     """
     new = flatten(config)
+    # A journal of an older version lacks the fields that are newer; each one's default is what that version did.
+    began = flatten(Config()) | run.config
     compared = [
-        (name, run.config.get(name), new[name])
+        (name, began[name], new[name])
         for name, drift in field_drifts().items()
-        if drift is Drift.IDENTITY or (drift is Drift.HORIZON and not _grows(run.config.get(name), new[name]))
+        if drift is Drift.IDENTITY or (drift is Drift.HORIZON and not _grows(began[name], new[name]))
     ]
     compared.append((DATASET, run.dataset, dict(dataset)))
     drifts = [{"field": name, "old": old, "new": found} for name, old, found in compared if old != found]

@@ -113,8 +113,14 @@ class LineFile:
             if self._closed_because is not None:
                 raise JournalWriteError(f"{self.path}: takes no more lines: {self._closed_because}")
             status = os.fstat(self._descriptor)
-            found_bytes = status.st_size
-            if stat.S_ISREG(status.st_mode) and found_bytes != self._size_bytes:
+            found_bytes, regular = status.st_size, stat.S_ISREG(status.st_mode)
+            if regular and status.st_nlink == 0:
+                self._close("it was deleted")
+                raise JournalWriteError(
+                    f"{self.path}: was deleted while this process had it open, so nothing more is written to it. "
+                    "Restore the run directory from a copy and run the same command again, or start a new run"
+                )
+            if regular and found_bytes != self._size_bytes:
                 self._close("another process has written to it")
                 raise JournalWriteError(
                     f"{self.path}: has {found_bytes} bytes, expected {self._size_bytes}: another process writes to it. "

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from orchestrator.backends.service import LOCAL_DIRECTORY
 from orchestrator.journal.records import Kind, Record
 from orchestrator.journal.recovery import RunState
 from orchestrator.names import State
@@ -37,9 +38,15 @@ def summarize(records: Sequence[Record], run: RunState, log_path: Path, work: Wo
         trained_tokens=sum(result["trained_tokens"] for result in trained),
         optim_steps=sum(result["optim_steps"] for result in trained),
         outcomes=outcomes,
-        checkpoints=[checkpoint.state_path for checkpoint in run.checkpoints],
+        checkpoints=[_place(checkpoint.state_path, log_path) for checkpoint in run.checkpoints],
         work=work,
     )
+
+
+def _place(state_path: str, log_path: Path) -> str:
+    """By which another run finds the checkpoint: an embedded backend's is a directory."""
+    name = state_path.removeprefix("local://")
+    return state_path if name == state_path else str(log_path / LOCAL_DIRECTORY / name)
 
 
 def _wall_seconds(records: Sequence[Record]) -> float:

@@ -39,7 +39,7 @@ class RunSummary:
     outcomes: Mapping[str, int]
     """Training rollouts by outcome."""
     checkpoints: Sequence[str]
-    """Paths of the live checkpoints, the newest last."""
+    """Where the live checkpoints are, fit for ``load_checkpoint_path``; the newest last."""
     work: WorkDone | None
     """What was made, kept and lost; None: it was not recorded."""
 

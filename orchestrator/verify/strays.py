@@ -8,7 +8,10 @@ from orchestrator.errors import FaultFoundError
 from orchestrator.names import State
 from orchestrator.verify.evidence import Evidence
 
-CURE = "Restore the journal that knows it, or remove it"
+CURE = (
+    "Restore the journal that knows it, or remove it. If the journal was cut back on purpose, it may stay: the state "
+    "that comes to it uses what still fits"
+)
 _UNFINISHED = re.compile(r"\..*\.tmp|\.unfinished-.*")
 """What a kill leaves of a file or folder that had not yet got its name."""
 _WRITERS = (

@@ -54,6 +54,17 @@ def changed(name: str) -> Config:
     return chz.replace(CONFIG, **{name: new if name != "allow_drift" else ("seed",)})
 
 
+def test_a_field_that_is_newer_than_the_journal_counts_as_its_default() -> None:
+    """A run that an older version began is resumed as it was; another value is drift as ever."""
+    run = RunState()
+    older = {name: value for name, value in flatten(CONFIG).items() if name not in {"loss_fn", "n_epochs"}}
+    add(run, Kind.RUN_STARTED, run_started(config=older))
+    same = chz.replace(CONFIG, n_epochs=1)
+    assert check_drift(run, same, DATASET) == []
+    with pytest.raises(DriftError, match="loss_fn was 'importance_sampling' and is 'ppo'"):
+        check_drift(run, chz.replace(same, loss_fn="ppo"), DATASET)
+
+
 @pytest.mark.parametrize("owner", [Config, LocalConfig])
 def test_every_field_has_a_drift_class_or_the_suite_fails(owner: type[Config] | type[LocalConfig]) -> None:
     fields = chz.chz_fields(owner).items()

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import signal
 import socket
 import stat
@@ -325,6 +326,19 @@ def test_a_line_is_refused_once_another_process_has_written_to_the_file(tmp_path
         with theirs_failed:
             theirs.append("2")
     assert path.read_text() == "1\n"
+
+
+def test_a_line_is_refused_once_the_file_was_deleted(tmp_path: Path) -> None:
+    """A run whose directory is removed under it must not go on spending for a journal that nobody can read."""
+    path = tmp_path / "lines.jsonl"
+    lines = LineFile(path)
+    lines.append("1")
+    path.unlink()
+    with pytest.raises(JournalWriteError, match=re.escape(f"{path}: was deleted")):
+        lines.append("2")
+    with pytest.raises(JournalWriteError, match="takes no more lines"):
+        lines.append("3")
+    assert not path.exists()
 
 
 def test_two_processes_never_hold_the_lock_of_one_run_however_its_directory_comes_and_goes(tmp_path: Path) -> None:
