@@ -57,6 +57,10 @@ def test_a_longer_horizon_goes_on_where_the_run_ended_and_a_finished_run_stays_a
     outcome = outcome_of_run(log_path)
     assert [row["step"] for row in outcome["metrics"]] == [0, 1, 2, 3]
     assert [row["step"] for row in outcome["metrics"] if "test/reward_mean" in row] == [0, 2, 3]
+    done = [row["progress/done_frac"] for row in outcome["metrics"]]
+    assert done == [0.5, 1.0, 1.0, 1.0], (
+        "a part of what the run was started for; rows that are written stay as they are"
+    )
     assert {path: outcome["files"].get(path) for path in ended["files"] if path.startswith(("rollouts", "datums"))} == {
         path: sha256 for path, sha256 in ended["files"].items() if path.startswith(("rollouts", "datums"))
     }
