@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinker_cookbook.renderers import Message, Renderer, get_renderer
+from tinker_cookbook.renderers import Message, get_renderer
 
 from orchestrator.backends.deadline import reply_within
 from orchestrator.backends.service import Backend, make_backend
@@ -24,6 +24,7 @@ from orchestrator.rollouts.collect import Collector
 from orchestrator.rollouts.dataset import TaskBatches, TaskSets
 from orchestrator.rollouts.gateway import Gateway
 from orchestrator.rollouts.provider import Provider
+from orchestrator.rollouts.rendering import Rendering
 from orchestrator.rollouts.runners import InlineRunner
 from orchestrator.training.checkpoints import CheckpointLedger
 from orchestrator.training.publish import Publisher
@@ -41,16 +42,8 @@ class Seams:
     """Takes every durable write."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rendering:
-    """Between messages and tokens."""
-
-    renderer: Renderer
-    tokenizer: Any
-
-
 async def load_rendering(config: Config, backend: Backend) -> Rendering:
-    """The tokenizer of the model and the renderer, tried on one message.
+    """The tokenizer of the model and the renderer, tried on one message and one reply.
 
     Raises:
         ConfigError: there is no such renderer, or it does not fit the tokenizer.
@@ -61,6 +54,7 @@ async def load_rendering(config: Config, backend: Backend) -> Rendering:
         renderer = get_renderer(config.renderer_name, tokenizer)
         renderer.build_generation_prompt([Message(role="user", content="Hello")])
         renderer.get_stop_sequences()
+        renderer.parse_response(tokenizer.encode("Hello", add_special_tokens=False))
     except Exception as error:  # what a renderer raises for a tokenizer that lacks its markers is its own affair
         raise ConfigError(
             f"renderer_name={config.renderer_name}: does not work with the tokenizer of {config.model_name} "
@@ -101,7 +95,7 @@ async def open_resources(
         await weights.require_restorable(run)
         ledger.write_view(run)
         capture = Capture(run_seed=config.seed)
-        provider = Provider(renderer=rendering.renderer, tokenizer=rendering.tokenizer, capture=capture)
+        provider = Provider(rendering=rendering, capture=capture)
         gateway = Gateway(provider=provider, port=config.gateway_port)
         logs.redact.add(gateway.key)
         await gateway.start()

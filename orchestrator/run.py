@@ -13,7 +13,7 @@ from orchestrator.admission import admit, require_origin, take_up
 from orchestrator.backends.counted import CountedService
 from orchestrator.backends.service import Backend
 from orchestrator.backends.usage import UsageLog
-from orchestrator.compose import Rendering, Seams, load_rendering, open_resources
+from orchestrator.compose import Seams, load_rendering, open_resources
 from orchestrator.config import CONFIG_NAME, Config, config_json, flatten
 from orchestrator.context import Recorder, StateContext
 from orchestrator.errors import (
@@ -41,6 +41,7 @@ from orchestrator.reporting.trackers.requirements import check_trackers
 from orchestrator.reporting.work import read_work
 from orchestrator.rollouts.agents import load_agent
 from orchestrator.rollouts.dataset import TaskBatches, TaskSets, load_batches, load_tasks
+from orchestrator.rollouts.rendering import Rendering
 from orchestrator.signals import StopSignal
 from orchestrator.telling import told
 from orchestrator.unbegun import leave_nothing

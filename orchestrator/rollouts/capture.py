@@ -71,6 +71,16 @@ class Capture:
             attempt = self._attempts.get((rollout_id, attempt_id))
             return None if attempt is None else attempt.key
 
+    def turns_so_far(self, rollout_id: str, attempt_id: str) -> tuple[Turn, ...]:
+        """The attempt's turns, shorter prompts first, and those of one prompt in the order in which it was asked.
+
+        A reply that the agent sends back is among them, whatever else is in flight.
+        """
+        with self._lock:
+            attempt = self._attempts.get((rollout_id, attempt_id))
+            turns = [] if attempt is None else sorted(attempt.turns, key=lambda entry: (len(entry[0]), *entry[1:3]))
+            return tuple(entry[-1] for entry in turns)
+
     def begin(self, rollout_id: str, attempt_id: str, prompt_tokens: Sequence[int]) -> Call | None:
         """Counts a call in and gives its seed; None when no such attempt is under way.
 

@@ -1,4 +1,4 @@
-"""The model behind the gateway: renders messages, samples the published policy, captures what was sampled."""
+"""The model behind the gateway: samples the published policy for what an agent asks, and captures what was sampled."""
 
 import asyncio
 import uuid
@@ -8,13 +8,14 @@ from typing import Any
 
 import structlog
 from tinker import types
-from tinker_cookbook.renderers import Renderer
 
 from orchestrator.backends.surface import SamplingClient
 from orchestrator.rollouts.capture import Call, Capture
 from orchestrator.rollouts.compat import Choices, CustomLLM, CustomLLMError, Message, ModelResponse, Usage
 from orchestrator.rollouts.outcomes import Mode, Turn
+from orchestrator.rollouts.rendering import Rendering, Reply
 from orchestrator.rollouts.requests import RequestError, Sampling, SamplingDefaults, read_messages, read_sampling
+from orchestrator.rollouts.tools import read_tools
 
 BAD_REQUEST = 400
 NOT_FOUND = 404
@@ -45,11 +46,10 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
     thread, so the sampling client is only ever used from there.
     """
 
-    def __init__(self, *, renderer: Renderer, tokenizer: Any, capture: Capture) -> None:
-        """``renderer`` and ``tokenizer`` must be of the served model."""
+    def __init__(self, *, rendering: Rendering, capture: Capture) -> None:
+        """``rendering`` must be of the served model."""
         super().__init__()
-        self._renderer = renderer
-        self._tokenizer = tokenizer
+        self._rendering = rendering
         self._capture = capture
         self._policy: Policy | None = None
         self._in_flight: set[asyncio.Future[types.SampleResponse]] = set()
@@ -94,20 +94,31 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
         if key is None:
             raise _not_under_way(rollout_id, attempt_id)
         sampling = read_sampling(params, policy.defaults(key.mode))
-        prompt = self._renderer.build_generation_prompt(read_messages(messages))
-        call = self._capture.begin(rollout_id, attempt_id, prompt.to_ints())
+        tools = read_tools(params)
+        so_far = self._capture.turns_so_far(rollout_id, attempt_id)
+        prompt = self._rendering.prompt_tokens(read_messages(messages), tools, so_far)
+        call = self._capture.begin(rollout_id, attempt_id, prompt)
         if call is None:
             raise _not_under_way(rollout_id, attempt_id)
         recorded = False
         try:
-            response = await self._sample(policy, prompt, sampling, call)
-            replies = [self._reply(sequence, sampling.stop) for sequence in response.sequences]
-            turns = [
-                Turn(call.prompt_tokens, reply.tokens, reply.logprobs, policy.policy_version, reply.stop_reason)
-                for reply in replies
+            response = await self._sample(policy, sampling, call)
+            replies = [
+                self._rendering.reply(
+                    Turn(
+                        call.prompt_tokens,
+                        tuple(sequence.tokens),
+                        tuple(sequence.logprobs or ()),
+                        policy.policy_version,
+                        sequence.stop_reason,
+                    ),
+                    tools,
+                    stop=sampling.stop,
+                )
+                for sequence in response.sequences
             ]
             # Recorded before the reply leaves: an agent never holds a turn that the run does not.
-            recorded = self._capture.record(call, turns)
+            recorded = self._capture.record(call, [reply.turn for reply in replies])
         finally:
             if not recorded:
                 self._capture.abandon(call)
@@ -115,10 +126,9 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
             raise _not_under_way(rollout_id, attempt_id)
         return _completion(call, replies)
 
-    async def _sample(
-        self, policy: Policy, prompt: types.ModelInput, sampling: Sampling, call: Call
-    ) -> types.SampleResponse:
+    async def _sample(self, policy: Policy, sampling: Sampling, call: Call) -> types.SampleResponse:
         self._loop = asyncio.get_running_loop()
+        prompt = types.ModelInput.from_ints(list(call.prompt_tokens))
         params = self._sampling_params(sampling, call)
         sampled = asyncio.ensure_future(policy.sampling_client.sample_async(prompt, sampling.num_samples, params))
         self._in_flight.add(sampled)
@@ -136,79 +146,40 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
             sampled.cancel()
 
     def _sampling_params(self, sampling: Sampling, call: Call) -> types.SamplingParams:
-        """The service takes stop strings or stop tokens, not both: beside tokens, strings are left to ``_reply``."""
-        stop: list[Any] = list(self._renderer.get_stop_sequences())
-        if all(isinstance(entry, str) for entry in stop):
-            stop += sampling.stop
         return types.SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             seed=call.seed if sampling.seed is None else sampling.seed,
-            stop=stop,
+            stop=self._rendering.stop_sequences(sampling.stop),
         )
 
-    def _reply(self, sequence: types.SampledSequence, stop: Sequence[str]) -> "_Reply":
-        """What is kept and what is answered: up to the agent's stop string, as if sampling had ended there."""
-        tokens = tuple(sequence.tokens)
-        logprobs = tuple(sequence.logprobs or ())
-        ending = self._first_stop(tokens, stop)
-        if ending is not None:
-            kept, text = ending
-            return _Reply(tokens[:kept], logprobs[:kept], "stop", text)
-        message, termination = self._renderer.parse_response(list(tokens))
-        if not termination.is_clean or message.get("tool_calls") or message.get("unparsed_tool_calls"):
-            # MALFORMED is truthy, hence is_clean. No tools were offered, so what looks like a tool call is text.
-            return _Reply(tokens, logprobs, sequence.stop_reason, self._tokenizer.decode(self._without_stop(tokens)))
-        content = message["content"]
-        if isinstance(content, str):
-            return _Reply(tokens, logprobs, sequence.stop_reason, content)
-        text = "".join(part["text"] for part in content if part["type"] == "text")
-        thinking = "".join(part["thinking"] for part in content if part["type"] == "thinking")
-        return _Reply(tokens, logprobs, sequence.stop_reason, text, thinking or None)
 
-    def _first_stop(self, tokens: tuple[int, ...], stop: Sequence[str]) -> tuple[int, str] | None:
-        """How many tokens complete the first stop string, and the text before it; None when there is none."""
-        if not stop or not _holds(self._tokenizer.decode(tokens), stop):
-            return None
-        low, high = 1, len(tokens)
-        while low < high:
-            middle = (low + high) // 2
-            if _holds(self._tokenizer.decode(tokens[:middle]), stop):
-                high = middle
-            else:
-                low = middle + 1
-        text = self._tokenizer.decode(tokens[:low])
-        return low, text[: min(text.find(entry) for entry in stop if entry in text)]
-
-    def _without_stop(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        return tokens[:-1] if tokens and tokens[-1] in self._renderer.get_stop_sequences() else tokens
-
-
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    stop_reason: str
-    text: str
-    thinking: str | None = None
-
-
-def _completion(call: Call, replies: Sequence[_Reply]) -> ModelResponse:
-    num_sampled = sum(len(reply.tokens) for reply in replies)
+def _completion(call: Call, replies: Sequence[Reply]) -> ModelResponse:
+    num_sampled = sum(len(reply.turn.sampled_tokens) for reply in replies)
     num_prompt = len(call.prompt_tokens)
     return ModelResponse(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         choices=[
             Choices(
                 index=index,
-                finish_reason=reply.stop_reason,
-                message=Message(role="assistant", content=reply.text, reasoning_content=reply.thinking),
+                finish_reason=reply.finish_reason,
+                message=_message(reply),
             )
             for index, reply in enumerate(replies)
         ],
         usage=Usage(prompt_tokens=num_prompt, completion_tokens=num_sampled, total_tokens=num_prompt + num_sampled),
+    )
+
+
+def _message(reply: Reply) -> Message:
+    calls = [{"id": call.id, "type": "function", "function": call.function.model_dump()} for call in reply.tool_calls]
+    return Message(
+        role="assistant",
+        content=None if calls and not reply.text else reply.text,
+        reasoning_content=reply.thinking,
+        tool_calls=calls or None,
     )
 
 
@@ -229,7 +200,3 @@ def _not_under_way(rollout_id: str, attempt_id: str) -> CustomLLMError:
         status_code=NOT_FOUND,
         message=f"attempt {attempt_id} of rollout {rollout_id} is not under way: it is over or never began",
     )
-
-
-def _holds(text: str, stop: Sequence[str]) -> bool:
-    return any(entry in text for entry in stop)

@@ -1,7 +1,8 @@
 """What an agent's chat request asks for: its messages and sampling parameters, checked before anything is sampled."""
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -13,6 +14,9 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 IGNORED = frozenset({"stream", "stream_options", "max_retries", "user"})
 """Parameters that change nothing about what is sampled."""
 HONOURED = frozenset({"max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n"})
+TOOL_PARAMETERS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+"""Honoured too, by ``tools.read_tools``."""
+LEGACY = frozenset({"functions", "function_call"})
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -22,10 +26,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
-    "tools": ([],),
     "functions": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
+    "function_call": ("none", "auto"),
 }
 """Parameters that cannot be honoured, with the values under which there is nothing to honour."""
 
@@ -67,13 +69,14 @@ def read_sampling(params: Mapping[str, Any], defaults: SamplingDefaults) -> Samp
         RequestError: a value is out of its range or of a wrong type, or a parameter cannot be honoured.
     """
     given = {name: value for name, value in params.items() if value is not None and name not in IGNORED}
+    honoured = HONOURED | TOOL_PARAMETERS
     for name, value in given.items():
-        if name in HONOURED or value in NEUTRAL.get(name, ()):
+        if name in honoured or value in NEUTRAL.get(name, ()):
             continue
-        if name in ("tools", "functions", "tool_choice"):
-            raise RequestError(f"{name}: tool calling is not served by this gateway; describe the tools in a message")
+        if name in LEGACY:
+            raise RequestError(f"{name}: the form of tool calling that was before `tools`; use tools and tool_choice")
         raise RequestError(
-            f"{name}: this gateway cannot honour it; leave it out. Honoured are {', '.join(sorted(HONOURED))}"
+            f"{name}: this gateway cannot honour it; leave it out. Honoured are {', '.join(sorted(honoured))}"
         )
     asked_tokens = given.get("max_completion_tokens", given.get("max_tokens", defaults.max_tokens))
     return Sampling(
@@ -92,6 +95,7 @@ def read_sampling(params: Mapping[str, Any], defaults: SamplingDefaults) -> Samp
 def read_messages(messages: Any) -> list[Message]:
     """The request's messages as the renderer takes them; lists of text parts become one text.
 
+    A tool's result that does not say the tool's name gets it from the call it answers: some renderers write the name.
     Checked by hand because pydantic cannot validate the renderer's TypedDicts before Python 3.12.
 
     Raises:
@@ -99,7 +103,18 @@ def read_messages(messages: Any) -> list[Message]:
     """
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages: expected a list of at least one message")
-    return [_message(position, message) for position, message in enumerate(messages)]
+    read = [_message(position, message) for position, message in enumerate(messages)]
+    _name_results(read)
+    return read
+
+
+def _name_results(messages: Sequence[Message]) -> None:
+    names: dict[str, str] = {}
+    for message in messages:
+        names |= {call.id: call.function.name for call in message.get("tool_calls", ()) if call.id is not None}
+        answered = message.get("tool_call_id")
+        if answered in names and "name" not in message:
+            message["name"] = names[answered]
 
 
 def _message(position: int, message: Any) -> Message:
@@ -109,9 +124,13 @@ def _message(position: int, message: Any) -> Message:
     role = ROLES.get(str(message.get("role")))
     if role is None:
         raise RequestError(f"{where}.role: expected one of {', '.join(ROLES)}")
+    if message.get("function_call"):
+        raise RequestError(f"{where}.function_call: the form of tool calling that was before `tools`; use tool_calls")
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
         raise RequestError(f"{where}.tool_calls: expected a list, found {type(calls).__name__}")
+    if calls and role != "assistant":
+        raise RequestError(f"{where}.tool_calls: only assistants call tools, and this is a message of role {role}")
     tool_calls = [_tool_call(where, call) for call in calls]
     content = message.get("content")
     if content is None and not tool_calls:
@@ -138,7 +157,9 @@ def _text(where: str, content: Any) -> str:
         raise RequestError(f"{where}.content: expected text or a list of text parts, found {type(content).__name__}")
     for part in content:
         if not (isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            raise RequestError(f"{where}.content: only parts of type text are served")
+            raise RequestError(
+                f"{where}.content: only parts of type text are served; the model behind this gateway reads no others"
+            )
     return "".join(part["text"] for part in content)
 
 
@@ -149,10 +170,25 @@ def _tool_call(where: str, call: Any) -> ToolCall:
     )
     if not (isinstance(name, str) and isinstance(arguments, str)):
         raise RequestError(f"{where}.tool_calls: expected functions with a name and arguments as JSON text")
+    arguments = arguments.strip() or "{}"  # nothing is how some clients write no arguments
+    if not is_json_object(arguments):
+        raise RequestError(f"{where}.tool_calls: the arguments of {name} are not a JSON object")
     call_id = call.get("id")
     return ToolCall(
         function=ToolCall.FunctionBody(name=name, arguments=arguments), id=call_id if isinstance(call_id, str) else None
     )
+
+
+def is_json_object(text: str) -> bool:
+    """Whether ``text`` is one object of strict JSON, without NaN and Infinity."""
+    try:
+        return isinstance(json.loads(text, parse_constant=_refuse_constant), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _number(name: str, value: Any, expected: str, accepts: Any) -> float:

@@ -41,10 +41,11 @@ def gateway_process() -> Iterator[Served]:
     from orchestrator.rollouts.capture import Capture
     from orchestrator.rollouts.gateway import Gateway
     from orchestrator.rollouts.provider import Provider
+    from orchestrator.rollouts.rendering import Rendering
 
     tokenizer = character_tokenizer()
     capture = Capture(run_seed=7)
-    provider = Provider(renderer=get_renderer("qwen3_instruct", tokenizer), tokenizer=tokenizer, capture=capture)
+    provider = Provider(rendering=Rendering(get_renderer("qwen3_instruct", tokenizer), tokenizer), capture=capture)
     gateway = Gateway(provider=provider)
     asyncio.run(gateway.start())
     yield Served(gateway, provider, capture)

@@ -27,6 +27,7 @@ from orchestrator.rollouts import compat, gateway
 from orchestrator.rollouts.capture import Capture
 from orchestrator.rollouts.outcomes import RolloutKey
 from orchestrator.rollouts.provider import Policy, Provider
+from orchestrator.rollouts.rendering import Rendering
 from orchestrator.rollouts.requests import SamplingDefaults
 from orchestrator.rollouts.runners import InlineRunner
 from orchestrator.testing import FakeSamplingClient
@@ -129,7 +130,7 @@ async def hung_agents(port):
 
 capture = Capture(run_seed=0)
 tokenizer = character_tokenizer()
-provider = Provider(renderer=get_renderer("qwen3_instruct", tokenizer), tokenizer=tokenizer, capture=capture)
+provider = Provider(rendering=Rendering(get_renderer("qwen3_instruct", tokenizer), tokenizer), capture=capture)
 asyncio.run(main())
 """
 

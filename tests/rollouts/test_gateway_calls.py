@@ -70,12 +70,34 @@ async def test_a_boolean_is_no_temperature(attempt: Attempt, client: FakeSamplin
     assert client.calls == []
 
 
-async def test_tools_are_refused_and_a_refusal_does_not_harm_the_next_call(attempt: Attempt) -> None:
+async def test_refusals_do_not_harm_the_next_call(attempt: Attempt) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    refusals = [await attempt.ask(tools=tools) for _ in range(5)]
+    refusals = [await attempt.ask(tools=tools, tool_choice="required") for _ in range(5)]
+    refusals.append(await attempt.ask(functions=[tools[0]["function"]]))
     assert {response.status_code for response in refusals} == {400}
-    assert "tools" in refusals[0].json()["error"]["message"]
+    assert "tool_choice" in refusals[0].json()["error"]["message"]
+    assert "functions" in refusals[-1].json()["error"]["message"]
     assert text_of(await attempt.ask()) == "7"
+
+
+async def test_a_tool_is_called_and_its_result_told(
+    attempt: Attempt, served: Any, saying: Callable[..., Any], decode: Callable[[Iterable[int]], str]
+) -> None:
+    await served.publish(saying('Hm.\n<tool_call>\n{"name":"f","arguments":{"x": 1}}\n</tool_call>'))
+    tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}, "strict": True}}]
+    asked: dict[str, Any] = {"tools": tools, "tool_choice": "auto", "parallel_tool_calls": True, "max_tokens": 99}
+    first = (await attempt.ask(**asked)).json()["choices"][0]
+    assert first["finish_reason"] == "tool_calls"
+    (call,) = first["message"]["tool_calls"]
+    assert (call["type"], call["function"]) == ("function", {"name": "f", "arguments": '{"x": 1}'})
+    assert first["message"]["content"] == "Hm."
+    result = {"role": "tool", "tool_call_id": call["id"], "content": [{"type": "text", "text": "42"}]}
+    response = await attempt.ask(**asked, messages=[*USER, first["message"], result])
+    assert response.status_code == 200, response.text
+    calling, told = attempt.turns()
+    so_far = calling.prompt_tokens + calling.sampled_tokens
+    assert told.prompt_tokens[: len(so_far)] == so_far
+    assert "<tool_response>\n42\n</tool_response>" in decode(told.prompt_tokens)
 
 
 async def test_a_turn_is_captured_token_for_token(

@@ -56,7 +56,8 @@ REFUSED: dict[str, list[Any]] = {
     "n": [0, True, 129],
     "seed": [1.0, True],
     "stop": ["", [""], [1], 3],
-    "tools": [[{"type": "function"}]],
+    "functions": [[{"name": "f"}]],
+    "function_call": [{"name": "f"}],
     "response_format": [{"type": "json_object"}],
     "presence_penalty": [0.5],
     "logprobs": [True],
@@ -78,12 +79,20 @@ def test_text_parts_become_one_text_and_developers_speak_as_the_system() -> None
     ]
 
 
+def called(arguments: str) -> dict[str, Any]:
+    return {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def test_no_arguments_are_an_empty_object() -> None:
+    (asked,) = read_messages([{"role": "assistant", "content": None, "tool_calls": [called(" ")]}])
+    assert asked["tool_calls"][0].function.arguments == "{}"
+
+
 def test_tool_calls_and_their_results_reach_the_renderer() -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     asked, result = read_messages(
         [
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "content": "r", "tool_call_id": "c1", "name": "f"},
+            {"role": "assistant", "content": None, "tool_calls": [called("{}")]},
+            {"role": "tool", "content": "r", "tool_call_id": "c1"},
         ]
     )
     assert [(made.id, made.function.name, made.function.arguments) for made in asked["tool_calls"]] == [
@@ -105,6 +114,12 @@ def test_tool_calls_and_their_results_reach_the_renderer() -> None:
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], r"messages\[0\].content"),
         ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], r"messages\[0\].tool_calls"),
         ([{"role": "assistant", "tool_calls": 3}], r"messages\[0\].tool_calls"),
+        ([{"role": "user", "content": "x", "tool_calls": [called("{}")]}], r"messages\[0\].tool_calls: only assist"),
+        ([{"role": "assistant", "tool_calls": [called("{")]}], "the arguments of f are not a JSON object"),
+        ([{"role": "assistant", "tool_calls": [called("[]")]}], "the arguments of f are not a JSON object"),
+        ([{"role": "assistant", "tool_calls": [called('{"x": NaN}')]}], "the arguments of f are not a JSON object"),
+        ([{"role": "assistant", "content": "x", "function_call": {"name": "f"}}], r"messages\[0\].function_call"),
+        ([{"role": "function", "content": "x"}], r"messages\[0\].role"),
     ],
 )
 def test_a_message_that_is_not_text_is_refused_by_its_position(messages: Any, where: str) -> None:
