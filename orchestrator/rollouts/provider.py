@@ -1,26 +1,36 @@
 """The model behind the gateway: renders messages, samples the published policy, captures what was sampled."""
 
 import asyncio
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
+import tinker
 from tinker import types
 from tinker_cookbook.renderers import Renderer
 
 from orchestrator.backends.surface import SamplingClient
 from orchestrator.rollouts.capture import Call, Capture
-from orchestrator.rollouts.compat import Choices, CustomLLM, CustomLLMError, Message, ModelResponse, Usage
 from orchestrator.rollouts.outcomes import Mode, Turn
 from orchestrator.rollouts.requests import RequestError, Sampling, SamplingDefaults, read_messages, read_sampling
+from orchestrator.telling import told, trace
 
 BAD_REQUEST = 400
 NOT_FOUND = 404
+FAILED = 500
 UNAVAILABLE = 503
 
 log = structlog.get_logger(__name__)
+
+
+class CallError(Exception):
+    """A call that is not answered; status and message go to the agent, whose own words the message may quote."""
+
+    def __init__(self, status: int, message: str) -> None:
+        """``status`` is HTTP's."""
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +47,37 @@ class Policy:
         return self.train if mode == "train" else self.eval
 
 
-class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any here
-    """LiteLLM's custom provider over one published :class:`Policy`.
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One sample, as it is trained and as it is answered."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop_reason: str
+    text: str
+    thinking: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What one call is answered with; each wire format has its own words for it."""
+
+    prompt_tokens: tuple[int, ...]
+    replies: tuple[Reply, ...]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens that were asked."""
+        return len(self.prompt_tokens)
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens of all replies."""
+        return sum(len(reply.tokens) for reply in self.replies)
+
+
+class Provider:
+    """What every route of every gateway calls, over one published :class:`Policy`.
 
     A call reads the policy once, when it begins: it is sampled and stamped with that policy however long it takes,
     and publishing another neither waits for it nor aborts it. Calls are served on the event loop of the gateway's
@@ -47,7 +86,6 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
 
     def __init__(self, *, renderer: Renderer, tokenizer: Any, capture: Capture) -> None:
         """``renderer`` and ``tokenizer`` must be of the served model."""
-        super().__init__()
         self._renderer = renderer
         self._tokenizer = tokenizer
         self._capture = capture
@@ -55,6 +93,11 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
         self._in_flight: set[asyncio.Future[types.SampleResponse]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+
+    @property
+    def num_in_flight(self) -> int:
+        """Calls that wait for their samples."""
+        return len(self._in_flight)
 
     def publish(self, policy: Policy) -> None:
         """Serves ``policy`` to every call that begins from now on."""
@@ -70,38 +113,36 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._abandon)
 
-    async def acompletion(self, **kwargs: Any) -> ModelResponse:
-        """One chat completion; LiteLLM's entry point.
+    async def complete(self, rollout_id: str, attempt_id: str, messages: Any, params: Mapping[str, Any]) -> Completion:
+        """Renders, samples and captures one call; ``messages`` and ``params`` are those of a chat completion.
 
         Raises:
-            CustomLLMError: 404 no such attempt is under way, 400 the request cannot be served, 503 nothing is published
-                or the gateway is stopping.
+            CallError: 404 no such attempt is under way, 400 the request cannot be served, 500 sampling failed, 503
+                nothing is published or the gateway is stopping.
         """
-        rollout_id, attempt_id = _ids(kwargs["litellm_params"])
-        try:
-            return await self._complete(rollout_id, attempt_id, kwargs["messages"], kwargs["optional_params"])
-        except RequestError as error:
-            log.warning("request refused", rollout_id=rollout_id, status=BAD_REQUEST)
-            raise CustomLLMError(status_code=BAD_REQUEST, message=str(error)) from error
-
-    async def _complete(
-        self, rollout_id: str, attempt_id: str, messages: Any, params: Mapping[str, Any]
-    ) -> ModelResponse:
         policy = self._policy
-        if policy is None or self._closed:
-            raise CustomLLMError(status_code=UNAVAILABLE, message="no policy is published")
+        if policy is None:
+            raise CallError(UNAVAILABLE, "no policy is published yet")
+        self._refuse_when_closed()
         key = self._capture.key_of(rollout_id, attempt_id)
         if key is None:
             raise _not_under_way(rollout_id, attempt_id)
-        sampling = read_sampling(params, policy.defaults(key.mode))
-        prompt = self._renderer.build_generation_prompt(read_messages(messages))
+        try:
+            sampling = read_sampling(params, policy.defaults(key.mode))
+            prompt = self._renderer.build_generation_prompt(read_messages(messages))
+        except RequestError as error:
+            log.warning("request refused", rollout_id=rollout_id, status=BAD_REQUEST)
+            raise CallError(BAD_REQUEST, str(error)) from error
+        except Exception as error:  # what a renderer raises for messages it has no form for is its own affair
+            log.warning("messages cannot be rendered", rollout_id=rollout_id, error=told(error))
+            raise CallError(BAD_REQUEST, f"messages: the renderer cannot render them ({told(error)})") from error
         call = self._capture.begin(rollout_id, attempt_id, prompt.to_ints())
         if call is None:
             raise _not_under_way(rollout_id, attempt_id)
         recorded = False
         try:
             response = await self._sample(policy, prompt, sampling, call)
-            replies = [self._reply(sequence, sampling.stop) for sequence in response.sequences]
+            replies = tuple(self._reply(sequence, sampling.stop) for sequence in response.sequences)
             turns = [
                 Turn(call.prompt_tokens, reply.tokens, reply.logprobs, policy.policy_version, reply.stop_reason)
                 for reply in replies
@@ -113,23 +154,33 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
                 self._capture.abandon(call)
         if not recorded:
             raise _not_under_way(rollout_id, attempt_id)
-        return _completion(call, replies)
+        return Completion(call.prompt_tokens, replies)
 
     async def _sample(
         self, policy: Policy, prompt: types.ModelInput, sampling: Sampling, call: Call
     ) -> types.SampleResponse:
         self._loop = asyncio.get_running_loop()
+        self._refuse_when_closed()  # what closed before the line above has abandoned nothing here
         params = self._sampling_params(sampling, call)
         sampled = asyncio.ensure_future(policy.sampling_client.sample_async(prompt, sampling.num_samples, params))
         self._in_flight.add(sampled)
         try:
             return await sampled
-        except asyncio.CancelledError as error:
-            if self._closed:
-                raise CustomLLMError(status_code=UNAVAILABLE, message="the gateway is stopping") from error
+        except asyncio.CancelledError:
+            self._refuse_when_closed()
             raise
+        except (tinker.BadRequestError, tinker.UnprocessableEntityError) as error:
+            raise CallError(BAD_REQUEST, f"the backend refused the request: {error}") from error
+        except Exception as error:  # what a backend raises is its own affair; to the agent this call has failed
+            log.warning("sampling failed", error=told(error))
+            log.debug("sampling failed", trace=trace(error))
+            raise CallError(FAILED, f"sampling failed: {type(error).__name__}: {error}") from error
         finally:
             self._in_flight.discard(sampled)
+
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise CallError(UNAVAILABLE, "the gateway is stopping")
 
     def _abandon(self) -> None:
         for sampled in self._in_flight:
@@ -149,24 +200,24 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
             stop=stop,
         )
 
-    def _reply(self, sequence: types.SampledSequence, stop: Sequence[str]) -> "_Reply":
+    def _reply(self, sequence: types.SampledSequence, stop: Sequence[str]) -> Reply:
         """What is kept and what is answered: up to the agent's stop string, as if sampling had ended there."""
         tokens = tuple(sequence.tokens)
         logprobs = tuple(sequence.logprobs or ())
         ending = self._first_stop(tokens, stop)
         if ending is not None:
             kept, text = ending
-            return _Reply(tokens[:kept], logprobs[:kept], "stop", text)
+            return Reply(tokens[:kept], logprobs[:kept], "stop", text)
         message, termination = self._renderer.parse_response(list(tokens))
         if not termination.is_clean or message.get("tool_calls") or message.get("unparsed_tool_calls"):
             # MALFORMED is truthy, hence is_clean. No tools were offered, so what looks like a tool call is text.
-            return _Reply(tokens, logprobs, sequence.stop_reason, self._tokenizer.decode(self._without_stop(tokens)))
+            return Reply(tokens, logprobs, sequence.stop_reason, self._tokenizer.decode(self._without_stop(tokens)))
         content = message["content"]
         if isinstance(content, str):
-            return _Reply(tokens, logprobs, sequence.stop_reason, content)
+            return Reply(tokens, logprobs, sequence.stop_reason, content)
         text = "".join(part["text"] for part in content if part["type"] == "text")
         thinking = "".join(part["thinking"] for part in content if part["type"] == "thinking")
-        return _Reply(tokens, logprobs, sequence.stop_reason, text, thinking or None)
+        return Reply(tokens, logprobs, sequence.stop_reason, text, thinking or None)
 
     def _first_stop(self, tokens: tuple[int, ...], stop: Sequence[str]) -> tuple[int, str] | None:
         """How many tokens complete the first stop string, and the text before it; None when there is none."""
@@ -186,48 +237,9 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
         return tokens[:-1] if tokens and tokens[-1] in self._renderer.get_stop_sequences() else tokens
 
 
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    stop_reason: str
-    text: str
-    thinking: str | None = None
-
-
-def _completion(call: Call, replies: Sequence[_Reply]) -> ModelResponse:
-    num_sampled = sum(len(reply.tokens) for reply in replies)
-    num_prompt = len(call.prompt_tokens)
-    return ModelResponse(
-        id=f"chatcmpl-{uuid.uuid4().hex}",
-        choices=[
-            Choices(
-                index=index,
-                finish_reason=reply.stop_reason,
-                message=Message(role="assistant", content=reply.text, reasoning_content=reply.thinking),
-            )
-            for index, reply in enumerate(replies)
-        ],
-        usage=Usage(prompt_tokens=num_prompt, completion_tokens=num_sampled, total_tokens=num_prompt + num_sampled),
-    )
-
-
-def _ids(litellm_params: Mapping[str, Any]) -> tuple[str, str]:
-    """The rollout and attempt id that Agent-lightning's middleware took from the address."""
-    request = litellm_params.get("proxy_server_request") or {}
-    headers = request.get("headers") or {}
-    rollout_id, attempt_id = headers.get("x-rollout-id"), headers.get("x-attempt-id")
-    if not rollout_id or not attempt_id:
-        raise CustomLLMError(
-            status_code=NOT_FOUND, message="this address belongs to no rollout; use the `endpoint` of the agent's llm"
-        )
-    return rollout_id, attempt_id
-
-
-def _not_under_way(rollout_id: str, attempt_id: str) -> CustomLLMError:
-    return CustomLLMError(
-        status_code=NOT_FOUND,
-        message=f"attempt {attempt_id} of rollout {rollout_id} is not under way: it is over or never began",
+def _not_under_way(rollout_id: str, attempt_id: str) -> CallError:
+    return CallError(
+        NOT_FOUND, f"attempt {attempt_id} of rollout {rollout_id} is not under way: it is over or never began"
     )
 
 
