@@ -96,7 +96,13 @@ async def open_resources(
         ledger.write_view(run)
         capture = Capture(run_seed=config.seed)
         provider = Provider(rendering=rendering, capture=capture)
-        gateway = Gateway(provider=provider, port=config.gateway_port)
+        gateway = Gateway(
+            provider=provider,
+            kind=config.gateway,
+            host=config.gateway_host,
+            port=config.gateway_port,
+            address=config.gateway_address,
+        )
         logs.redact.add(gateway.key)
         await gateway.start()
         stack.push_async_callback(gateway.stop)

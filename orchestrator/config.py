@@ -132,7 +132,16 @@ class Config:
     )
 
     # Operation
-    gateway_port: int = _operational(0, "loopback port that agents call; 0: any free one")
+    gateway: Literal["slim", "llm_proxy"] = _operational(
+        "slim", "what agents call; slim: the orchestrator's own server, llm_proxy: Agent-lightning's LiteLLM proxy"
+    )
+    gateway_host: str = _operational(
+        "127.0.0.1", "address that the gateway listens on; another one lets agents on other machines call it"
+    )
+    gateway_port: int = _operational(0, "port that agents call; 0: any free one")
+    gateway_address: str | None = _operational(
+        None, "what agents are told, e.g. http://10.0.0.5:4000; None: gateway_host and its port"
+    )
     backend_timeout_seconds: float = _operational(3_600.0, "longest wait for one reply of the backend")
     state_timeout_seconds: float = _operational(86_400.0, "longest time in one state")
     grace_seconds: float = _operational(10.0, "time given to what is in flight after SIGTERM or SIGINT")

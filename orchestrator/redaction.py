@@ -1,13 +1,22 @@
-"""Keeps secrets out of everything that is written: the values of key-like environment variables, and those added."""
+"""Keeps secrets out of everything that is written: values of key-like environment variables, run keys, those added."""
 
 import os
 import re
+import secrets
 from collections.abc import Mapping
 
 SECRET_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_PAT")
 MIN_SECRET_LENGTH = 8
 """Shorter values of environment variables are placeholders; replacing them would garble ordinary text."""
 REPLACEMENT = "[redacted]"
+RUN_KEY_BYTES = 24
+RUN_KEY = rf"sk-[0-9a-f]{{{2 * RUN_KEY_BYTES}}}"
+"""The form of a run's own keys: processes that never were told one know it when an agent quotes it."""
+
+
+def new_run_key() -> str:
+    """A random bearer key that every redactor knows by its form."""
+    return f"sk-{secrets.token_hex(RUN_KEY_BYTES)}"
 
 
 class Redactor:
@@ -30,8 +39,9 @@ class Redactor:
 
     def __call__(self, text: str) -> str:
         """``text`` without the secrets."""
-        return self._pattern.sub(REPLACEMENT, text) if self._secrets else text
+        return self._pattern.sub(REPLACEMENT, text)
 
     def _compile(self) -> re.Pattern[str]:
         # Longest first: where one secret begins another, the rest of the longer one must not stay.
-        return re.compile("|".join(re.escape(secret) for secret in sorted(self._secrets, key=len, reverse=True)))
+        known = (re.escape(secret) for secret in sorted(self._secrets, key=len, reverse=True))
+        return re.compile("|".join([*known, RUN_KEY]))

@@ -164,8 +164,20 @@ def _check(config: Config) -> None:
             "base_url: expected an address without user, password or query, because it is journaled; the key belongs "
             "in TINKER_API_KEY"
         )
+    _check_gateway(config)
     if not 0 <= config.val_fraction < 1:
         raise ConfigError(f"val_fraction={config.val_fraction}: expected at least 0 and less than 1")
     unknown = set(config.allow_drift) - set(field_drifts()) - {"dataset"}
     if unknown:
         raise ConfigError(f"allow_drift={','.join(sorted(unknown))}: no such field; `dataset` allows changed tasks")
+
+
+def _check_gateway(config: Config) -> None:
+    told = urlsplit(config.gateway_address or "http://127.0.0.1")
+    if told.scheme not in ("http", "https") or not told.hostname or told.path or told.query or "@" in told.netloc:
+        raise ConfigError("gateway_address: expected scheme, host and port only, e.g. http://10.0.0.5:4000")
+    if config.gateway_address is None and config.gateway_host in ("0.0.0.0", "::", ""):  # noqa: S104 - recognised only
+        raise ConfigError(
+            f"gateway_host={config.gateway_host}: nobody can call that; set gateway_address to what agents are told, "
+            "e.g. http://10.0.0.5:4000 with gateway_port=4000"
+        )

@@ -41,14 +41,17 @@ from agentlightning.types import (
     TraceStatus,
 )
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
 from litellm.llms.custom_llm import CustomLLM, CustomLLMError
 from litellm.proxy import proxy_server
 from litellm.proxy.common_utils import banner
 from litellm.proxy.shutdown.graceful_shutdown_manager import GracefulShutdownManager
+from litellm.responses.litellm_completion_transformation.transformation import LiteLLMCompletionResponsesConfig
 from litellm.types.utils import Choices, Message, ModelResponse, Usage
 from litellm.utils import custom_llm_setup
 
 __all__ = [
+    "AnthropicAdapter",
     "AttemptStatus",
     "AttemptedRollout",
     "Choices",
@@ -59,6 +62,7 @@ __all__ = [
     "LLMProxy",
     "LightningStore",
     "LitAgent",
+    "LiteLLMCompletionResponsesConfig",
     "Message",
     "ModelResponse",
     "NamedResources",

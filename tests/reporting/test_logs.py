@@ -21,7 +21,7 @@ import structlog
 from rich.console import Console
 
 from orchestrator.errors import ConfigError
-from orchestrator.redaction import Redactor
+from orchestrator.redaction import Redactor, new_run_key
 from orchestrator.reporting.lines import CONTEXT_FIELDS, WITHHELD
 from orchestrator.reporting.logs import RunLogging, configure_logging
 
@@ -148,6 +148,7 @@ def test_a_secret_that_begins_another_leaves_no_rest() -> None:
     redact = Redactor({"A_API_KEY": "abcdefgh", "B_API_KEY": "abcdefgh-rest"})
     assert redact("x abcdefgh-rest abcdefgh y") == "x [redacted] [redacted] y"
     assert Redactor({})("nothing to hide") == "nothing to hide"
+    assert Redactor({})(f"Bearer {new_run_key()}") == "Bearer [redacted]"
 
 
 def test_tracebacks_do_not_show_local_variables(tmp_path: Path, configure: Configure) -> None:

@@ -1,10 +1,11 @@
-"""One gateway for all tests of this folder: its imports take ten seconds and its start one."""
+"""One gateway of a kind for all tests of this folder: its imports take ten seconds and llm_proxy's start one."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
 from rollouts.characters import END, VOCABULARY, character_tokenizer
 
@@ -35,7 +36,8 @@ class Served:
 
 
 @pytest.fixture(scope="session")
-def gateway_process() -> Iterator[Served]:
+def gateway_process(request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A running gateway: slim, or of the kind that a test is parametrized with."""
     from tinker_cookbook.renderers import get_renderer
 
     from orchestrator.rollouts.capture import Capture
@@ -46,7 +48,7 @@ def gateway_process() -> Iterator[Served]:
     tokenizer = character_tokenizer()
     capture = Capture(run_seed=7)
     provider = Provider(rendering=Rendering(get_renderer("qwen3_instruct", tokenizer), tokenizer), capture=capture)
-    gateway = Gateway(provider=provider)
+    gateway = Gateway(provider=provider, kind=getattr(request, "param", "slim"))
     asyncio.run(gateway.start())
     yield Served(gateway, provider, capture)
     asyncio.run(gateway.stop())
@@ -57,6 +59,23 @@ async def served(gateway_process: Served, client: Any) -> Served:
     """The gateway, serving ``client`` as policy version 0."""
     await gateway_process.publish(client)
     return gateway_process
+
+
+@pytest.fixture
+async def http(served: Served) -> AsyncIterator[httpx.AsyncClient]:
+    headers = {"Authorization": f"Bearer {served.gateway.key}"}
+    async with httpx.AsyncClient(base_url=served.gateway.address, headers=headers, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+def attempt(served: Served, http: httpx.AsyncClient) -> Any:
+    """An attempt under way at the first rollout of batch 0."""
+    from rollouts.calls import Attempt  # for start-up time
+
+    from orchestrator.rollouts.outcomes import RolloutKey
+
+    return Attempt(served, http, RolloutKey(0, "train", 0, 0))
 
 
 @pytest.fixture

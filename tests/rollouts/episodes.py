@@ -11,6 +11,8 @@ import numpy as np
 from tinker import types
 
 from orchestrator.rollouts.capture import Capture
+from orchestrator.rollouts.gateway.chat import read_chat
+from orchestrator.rollouts.gateway.wire import MODEL
 from orchestrator.rollouts.outcomes import RolloutKey, Turn
 from orchestrator.rollouts.provider import Policy, Provider
 from orchestrator.rollouts.rendering import Rendering
@@ -83,15 +85,9 @@ class Episode:
     def ask(self, *sampled: Sequence[int], **params: Any) -> dict[str, Any]:
         """The reply to the conversation so far, of which ``sampled`` are the samples."""
         self.client.next = list(sampled)
-        headers = {"x-rollout-id": self._ids[0], "x-attempt-id": self._ids[1]}
-        response = _runner().run(
-            self._provider.acompletion(
-                messages=json.loads(json.dumps(self.messages)),
-                optional_params={**self.params, **params},
-                litellm_params={"proxy_server_request": {"headers": headers}},
-            )
-        )
-        answer: dict[str, Any] = response.model_dump()
+        asked = read_chat({"model": MODEL, "messages": json.loads(json.dumps(self.messages)), **self.params, **params})
+        completion = _runner().run(self._provider.complete(*self._ids, asked.messages, asked.params))
+        answer: dict[str, Any] = json.loads(bytes(asked.respond(completion).body))
         return answer
 
     def say(self, text: str, **extra: Any) -> None:

@@ -1,55 +1,21 @@
-"""Laws of a call through the real proxy: what the agent asks is what is sampled, captured and answered."""
+"""Laws of a call through either gateway: what the agent asks is what is sampled, captured and answered."""
 
 import asyncio
+import json
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import httpx
 import pytest
+from rollouts.calls import USER, Attempt, text_of
 
 from orchestrator.rollouts.outcomes import RolloutKey
 from orchestrator.testing import FakeSamplingClient
 
-USER = [{"role": "user", "content": "hello"}]
-
-
-class Attempt:
-    """One registered attempt and its calls."""
-
-    def __init__(self, served: Any, http: httpx.AsyncClient, key: RolloutKey) -> None:
-        self.served, self.http = served, http
-        self.ids = (f"ro-{key}", "at-0")
-        served.capture.register(*self.ids, key, 0)
-
-    async def ask(self, *, ids: tuple[str, str] | None = None, **body: Any) -> httpx.Response:
-        rollout_id, attempt_id = ids or self.ids
-        return await self.http.post(
-            f"/rollout/{rollout_id}/attempt/{attempt_id}/v1/chat/completions",
-            json={"model": "policy", "messages": USER, **body},
-        )
-
-    def turns(self) -> Any:
-        return self.served.capture.collect(*self.ids)
-
-
-@pytest.fixture
-async def http(served: Any) -> AsyncIterator[httpx.AsyncClient]:
-    headers = {"Authorization": f"Bearer {served.gateway.key}"}
-    async with httpx.AsyncClient(base_url=served.gateway.address, headers=headers, timeout=20) as client:
-        yield client
-
-
-@pytest.fixture
-def attempt(served: Any, http: httpx.AsyncClient) -> Attempt:
-    return Attempt(served, http, RolloutKey(0, "train", 0, 0))
-
-
-def text_of(response: httpx.Response) -> str:
-    assert response.status_code == 200, response.text
-    return str(response.json()["choices"][0]["message"]["content"])
+pytestmark = pytest.mark.parametrize("gateway_process", ["slim", "llm_proxy"], indirect=True)
 
 
 async def test_sampling_parameters_reach_the_sampler_as_asked(attempt: Attempt, client: FakeSamplingClient) -> None:
@@ -172,8 +138,11 @@ async def test_a_malformed_reply_is_plain_text(
 async def test_a_streaming_client_is_served(attempt: Attempt) -> None:
     response = await attempt.ask(stream=True)
     assert response.status_code == 200
-    assert '"content": "7"' in response.text
-    assert response.text.rstrip().endswith("data: [DONE]")
+    *chunks, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.strip()]
+    choices = [choice for chunk in chunks for choice in json.loads(chunk)["choices"]]
+    assert "".join(choice["delta"].get("content") or "" for choice in choices) == "7"
+    assert choices[-1]["finish_reason"] == "stop"
+    assert done == "[DONE]"
 
 
 async def test_a_call_of_no_rollout_is_refused(attempt: Attempt, http: httpx.AsyncClient, client: Any) -> None:
@@ -216,7 +185,7 @@ async def test_turns_after_a_failed_sampling_call_keep_their_order(
 async def test_agents_reach_the_gateway_past_a_proxy_that_does_not_answer(
     attempt: Attempt, served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from orchestrator.rollouts.gateway import bypass_proxies  # for start-up time, as in conftest
+    from orchestrator.rollouts.gateway.listening import bypass_proxies  # for start-up time, as in conftest
 
     for name in ("NO_PROXY", "no_proxy"):
         assert {"127.0.0.1", "localhost"} <= set(os.environ[name].split(",")), "the start of a gateway adds them"
@@ -235,7 +204,7 @@ async def test_agents_reach_the_gateway_past_a_proxy_that_does_not_answer(
 
         with pytest.raises(httpx.ConnectError):
             await ask()
-        bypass_proxies()
+        bypass_proxies(served.gateway.address)
         assert text_of(await ask()) == "7"
     assert os.environ["NO_PROXY"] == os.environ["no_proxy"] == "internal.example,127.0.0.1,localhost"
 

@@ -7,8 +7,8 @@ import pytest
 from rollouts.byte_pairs import byte_pair_tokenizer
 from rollouts.episodes import Episode
 
-from orchestrator.rollouts.compat import CustomLLMError
 from orchestrator.rollouts.outcomes import Turn
+from orchestrator.rollouts.provider import CallError
 
 
 def episode(renderer_name: str = "qwen3_instruct", said: str = "hello", **options: Any) -> Episode:
@@ -191,6 +191,6 @@ def test_special_tokens_in_the_middle_of_a_reply_are_no_exception() -> None:
 def test_a_conversation_that_the_renderer_has_no_form_for_is_refused(renderer_name: str, messages: Any) -> None:
     made = episode(renderer_name)
     made.messages = messages
-    with pytest.raises(CustomLLMError, match="cannot render this conversation") as refusal:
+    with pytest.raises(CallError, match="cannot render this conversation") as refusal:
         made.ask(made.end)
-    assert refusal.value.status_code == 400
+    assert refusal.value.status == 400

@@ -10,7 +10,7 @@ from rollouts.byte_pairs import byte_pair_tokenizer
 from rollouts.episodes import Episode
 from tinker_cookbook import renderers
 
-from orchestrator.rollouts.compat import CustomLLMError
+from orchestrator.rollouts.provider import CallError
 from orchestrator.rollouts.requests import RequestError
 from orchestrator.rollouts.tools import TOOL_RENDERERS, read_tools
 
@@ -47,9 +47,9 @@ def answer_to(made: Episode, text: str, **params: Any) -> dict[str, Any]:
 def test_a_renderer_declares_the_tools_or_refuses_them_naming_those_that_can(name: str) -> None:
     made = episode(name)
     if not name.startswith(TOOL_RENDERERS):
-        with pytest.raises(CustomLLMError, match=r"no form for tools.*qwen3, deepseekv3") as refusal:
+        with pytest.raises(CallError, match=r"no form for tools.*qwen3, deepseekv3") as refusal:
             made.ask(made.end)
-        assert refusal.value.status_code == 400
+        assert refusal.value.status == 400
         assert made.client.prompts == []
         return
     made.ask(made.end)
@@ -103,7 +103,7 @@ def test_the_id_of_a_call_follows_from_what_was_sampled() -> None:
 def test_a_malformed_call_is_the_models_text(text: str) -> None:
     choice = answer_to(episode(), text)
     assert choice["message"]["content"] == text
-    assert choice["message"]["tool_calls"] is None
+    assert choice["message"].get("tool_calls") is None
     assert choice["finish_reason"] == "stop"
 
 
@@ -157,5 +157,5 @@ def test_calls_in_the_history_of_a_renderer_without_tools_are_refused() -> None:
     made = Episode("role_colon", byte_pair_tokenizer())
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     made.messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    with pytest.raises(CustomLLMError, match="no form for tools"):
+    with pytest.raises(CallError, match="no form for tools"):
         made.ask(made.end)
