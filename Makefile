@@ -5,7 +5,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test chaos check format clean
+.PHONY: help run test chaos crewai check format clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -19,6 +19,9 @@ test: $(VENV)/installed-dev ## install what tests need, then run them: make test
 chaos: $(VENV)/installed ## kill a small run at each of its points, then 1,000 times at random: make chaos ARGS="seed=1"
 	$(BIN)/python -m orchestrator chaos every_point=true kills=1000 jobs=2 max_batches=2 batch_size=2 group_size=2 concurrency=1 $(ARGS)
 
+crewai: $(VENV)/installed-dev $(VENV)-crewai/installed ## install CrewAI into an environment of its own (1 GB), then train and kill a crew
+	CREW_PYTHON=$(VENV)-crewai/bin/python $(BIN)/python -m pytest tests/crew $(ARGS)
+
 check: $(VENV)/installed-dev ## lint, format check and strict types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -29,7 +32,7 @@ format: $(VENV)/installed-dev ## put imports and layout in order
 	$(BIN)/ruff format .
 
 clean: ## remove the virtual environment and caches; runs/ stays
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-crewai .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -41,3 +44,8 @@ $(VENV)/installed: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/installed-dev: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@ $(VENV)/installed
+
+$(VENV)-crewai/installed: tests/crew/constraints.txt
+	$(PYTHON) -m venv $(VENV)-crewai
+	$(VENV)-crewai/bin/python -m pip install --quiet --disable-pip-version-check -c tests/crew/constraints.txt crewai
+	touch $@
