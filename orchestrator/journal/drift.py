@@ -29,14 +29,15 @@ def check_drift(run: RunState, config: Config, dataset: Mapping[str, Any]) -> li
     Raises:
         DriftError: something else differs; it names every such field, old and new, before anything is spent.
     """
-    new = flatten(config)
+    # A field that is younger than the run had, in effect, what is now its default.
+    old, new = {**flatten(Config()), **run.config}, flatten(config)
     compared = [
-        (name, run.config.get(name), new[name])
+        (name, old[name], new[name])
         for name, drift in field_drifts().items()
-        if drift is Drift.IDENTITY or (drift is Drift.HORIZON and not _grows(run.config.get(name), new[name]))
+        if drift is Drift.IDENTITY or (drift is Drift.HORIZON and not _grows(old[name], new[name]))
     ]
     compared.append((DATASET, run.dataset, dict(dataset)))
-    drifts = [{"field": name, "old": old, "new": found} for name, old, found in compared if old != found]
+    drifts = [{"field": name, "old": was, "new": found} for name, was, found in compared if was != found]
     fixed = {ORIGIN} if run.batches else FIRST_WEIGHTS
     refused = [drift for drift in drifts if drift["field"] not in set(config.allow_drift) - fixed]
     if refused:

@@ -19,6 +19,8 @@ from orchestrator.rollouts.requests import RequestError, Sampling, SamplingDefau
 BAD_REQUEST = 400
 NOT_FOUND = 404
 UNAVAILABLE = 503
+RETRY_HEADER = "x-stainless-retry-count"
+"""In which the SDKs of OpenAI and Anthropic say how often they have made this call before, for want of a reply."""
 
 log = structlog.get_logger(__name__)
 
@@ -77,15 +79,17 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
             CustomLLMError: 404 no such attempt is under way, 400 the request cannot be served, 503 nothing is published
                 or the gateway is stopping.
         """
-        rollout_id, attempt_id = _ids(kwargs["litellm_params"])
+        headers = _headers(kwargs["litellm_params"])
+        rollout_id, attempt_id = _ids(headers)
+        again = headers.get(RETRY_HEADER, "0") != "0"
         try:
-            return await self._complete(rollout_id, attempt_id, kwargs["messages"], kwargs["optional_params"])
+            return await self._complete(rollout_id, attempt_id, kwargs["messages"], kwargs["optional_params"], again)
         except RequestError as error:
             log.warning("request refused", rollout_id=rollout_id, status=BAD_REQUEST)
             raise CustomLLMError(status_code=BAD_REQUEST, message=str(error)) from error
 
     async def _complete(
-        self, rollout_id: str, attempt_id: str, messages: Any, params: Mapping[str, Any]
+        self, rollout_id: str, attempt_id: str, messages: Any, params: Mapping[str, Any], again: bool
     ) -> ModelResponse:
         policy = self._policy
         if policy is None or self._closed:
@@ -95,7 +99,7 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
             raise _not_under_way(rollout_id, attempt_id)
         sampling = read_sampling(params, policy.defaults(key.mode))
         prompt = self._renderer.build_generation_prompt(read_messages(messages))
-        call = self._capture.begin(rollout_id, attempt_id, prompt.to_ints())
+        call = self._capture.begin(rollout_id, attempt_id, prompt.to_ints(), again=again)
         if call is None:
             raise _not_under_way(rollout_id, attempt_id)
         recorded = False
@@ -212,10 +216,14 @@ def _completion(call: Call, replies: Sequence[_Reply]) -> ModelResponse:
     )
 
 
-def _ids(litellm_params: Mapping[str, Any]) -> tuple[str, str]:
-    """The rollout and attempt id that Agent-lightning's middleware took from the address."""
+def _headers(litellm_params: Mapping[str, Any]) -> Mapping[str, str]:
+    """Those of the client's request, with what Agent-lightning's middleware added; names in lower case."""
     request = litellm_params.get("proxy_server_request") or {}
-    headers = request.get("headers") or {}
+    return request.get("headers") or {}
+
+
+def _ids(headers: Mapping[str, str]) -> tuple[str, str]:
+    """The rollout and attempt id that Agent-lightning's middleware took from the address."""
     rollout_id, attempt_id = headers.get("x-rollout-id"), headers.get("x-attempt-id")
     if not rollout_id or not attempt_id:
         raise CustomLLMError(

@@ -5,7 +5,7 @@ from datetime import datetime
 from types import NoneType
 from typing import Any
 
-from orchestrator.config import Drift, field_drifts
+from orchestrator.config import Config, Drift, field_drifts, flatten
 from orchestrator.journal.records import Kind, Record
 from orchestrator.journal.recovery import RunState
 from orchestrator.names import State, batch_name
@@ -85,7 +85,8 @@ def _process_problems(fields: Mapping[str, Any], run: RunState, first: Mapping[s
         yield from _differences(fields, {"config": first["config"], "num_batches": first["num_batches"], "drift": []})
     else:
         yield from _differences(fields, {"resumed_from": {"batch": run.batch, "state": run.state.value}})
-    old, new = {**run.config, "dataset": run.dataset}, fields["config"]
+    defaults = flatten(Config())  # of the fields that are younger than a record
+    old, new = {**defaults, **run.config, "dataset": run.dataset}, {**defaults, **fields["config"]}
     for name, drift in drifted.items():
         if drift["old"] != old.get(name) or (name != "dataset" and drift["new"] != new.get(name)):
             yield f"drift of {name} does not lead from the configuration before to this one"
