@@ -60,7 +60,8 @@ def _check_stored(run: RunState, config: Config, tasks: TaskSets, batches: TaskB
     if run.state is State.ROLLOUT and run.batch < batches.num_batches:
         played, mode, group_size = [task for _, task in batches.batch(run.batch)], "train", config.group_size
     elif run.state is State.MAYBE_EVALUATE:
-        played, mode, group_size = list(tasks.val), "eval", config.eval_group_size
+        played = [task for eval_set in tasks.eval_sets.values() for task in eval_set]
+        mode, group_size = "eval", config.eval_group_size
     else:
         return
     path = rollout_path(log_path, run.batch, mode)

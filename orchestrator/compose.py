@@ -117,7 +117,7 @@ async def open_resources(
             disk=seams.disk,
             service=service,
             train_batches=batches,
-            val_tasks=tasks.val,
+            eval_sets=tasks.eval_sets,
             collector=Collector(
                 runner,
                 concurrency=config.concurrency,

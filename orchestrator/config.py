@@ -83,6 +83,9 @@ class Config:
     train_dataset: str | None = _identity(None, "module:attribute of a sequence of tasks, or of a function giving one")
     val_dataset: str | None = _identity(None, "likewise, for evaluation")
     val_fraction: float = _identity(0.0, "part of the training tasks kept aside for evaluation when none are given")
+    evals: tuple[str, ...] = _identity(
+        (), "more evaluation sets: NAME=FILE or NAME=module:attribute, comma-separated; metrics under test/NAME/"
+    )
     shuffle: bool = _identity(True, "a new task order each epoch, a pure function of seed and epoch")
     batch_size: int = _identity(32, "tasks, that is groups, in a batch")
     group_size: int = _identity(4, "rollouts of the same task, whose rewards are compared")
@@ -97,7 +100,8 @@ class Config:
     eval_temperature: float = _identity(0.0, "sampling temperature of evaluation rollouts; 0: greedy")
     eval_top_p: float = _identity(1.0, "nucleus of evaluation rollouts")
     eval_top_k: int = _identity(-1, "candidates of evaluation rollouts")
-    eval_group_size: int = _identity(1, "rollouts of each evaluation task")
+    eval_group_size: int = _identity(1, "rollouts of each evaluation task; pass@k is estimated up to k of as many")
+    pass_threshold: float = _identity(1.0, "the reward from which on an evaluation rollout passes, for test/pass_at_k")
 
     # Rollouts
     concurrency: int = _operational(64, "rollouts under way at once")

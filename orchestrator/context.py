@@ -82,7 +82,8 @@ class Resources:
     disk: Disk
     service: ServiceClient
     train_batches: TaskBatches
-    val_tasks: Sequence[Task]
+    eval_sets: Mapping[str, Sequence[Task]]
+    """By the area of their metrics, e.g. ``test``."""
     collector: Collector
     weights: TrainedWeights
     ledger: CheckpointLedger

@@ -26,7 +26,7 @@ def check_before_start(config: Config, *, environ: Mapping[str, str] = os.enviro
     check_backend(config, environ)
     check_trackers(config)
     tasks = None
-    if config.train_dataset is None and config.val_dataset is None:
+    if config.train_dataset is None and config.val_dataset is None and not any(":" in spec for spec in config.evals):
         tasks = load_tasks(config)
         load_batches(config, tasks)
     log_path = Path(config.log_path)

@@ -1,7 +1,8 @@
-"""MaybeEvaluate: if an evaluation is due, the published policy plays the evaluation tasks.
+"""MaybeEvaluate: if an evaluation is due, the published policy plays the tasks of all evaluation sets.
 
 Reads: the evaluation tasks, and what ``rollouts/<batch>.eval.jsonl`` already stores.
-Records: ``evaluated`` and the ``reason``, outcomes, tokens, the file and its sha256, ``test/`` metrics.
+Records: ``evaluated`` and the ``reason``, outcomes, tokens, the file and its sha256, ``test/`` metrics, and of
+further sets ``test/NAME/`` metrics.
 
 Crash before the effect: nothing was sampled, the state runs again. Crash during it: every finished rollout is in the
 file and only the missing ones are sampled. Crash after it: the file is complete and nothing is sampled.
@@ -17,14 +18,22 @@ async def body(context: StateContext) -> StateResult:
     if not due:
         nothing = {"outcomes": {}, "sampled_tokens": 0, "prompt_tokens": 0, "file": None, "sha256": None}
         return StateResult({"evaluated": False, "reason": reason, **nothing})
-    played = await context.play("eval", context.resources.val_tasks, group_size=context.config.eval_group_size)
-    metrics = evaluation_metrics(played.rollouts, policy_version=context.batch)
+    sets = context.resources.eval_sets
+    tasks = [task for tasks in sets.values() for task in tasks]
+    played = await context.play("eval", tasks, group_size=context.config.eval_group_size)
+    metrics = evaluation_metrics(
+        played.rollouts,
+        policy_version=context.batch,
+        set_sizes={area: len(tasks) for area, tasks in sets.items()},
+        group_size=context.config.eval_group_size,
+        pass_threshold=context.config.pass_threshold,
+    )
     return StateResult({"evaluated": True, "reason": reason, **played.facts}, metrics)
 
 
 def _due(context: StateContext) -> tuple[bool, str]:
     every = context.config.eval_every
-    if not context.resources.val_tasks:
+    if not context.resources.eval_sets:
         return False, "there are no evaluation tasks"
     if every == 0:
         return False, "eval_every=0"

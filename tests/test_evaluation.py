@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 from observers import QuoteAt
-from processes import fixture_d, run_child
+from processes import fixture_d, run_child, run_command
 
 from orchestrator.journal.log import read_journal
+from orchestrator.journal.plan import make_plan
 from orchestrator.names import State
 from orchestrator.testing import KillAt, outcome_of_run, read_ledger
 
@@ -65,3 +66,57 @@ def test_an_evaluation_that_fails_is_taken_up_under_its_own_sampling_parameters(
     assert run_child(fixture_d(tmp_path, *settings)) == 0
     asked = [line["temperature"][0] for line in read_ledger(failing.ledger) if line["request"] == "sample"]
     assert asked == [0.0] * 2 + [1.0] * 4 + [0.0] * 2
+
+
+SETS = (
+    "agent=troubled:one_eval_fails",
+    "val_dataset=troubled:VAL_TASKS",
+    "evals=hard=troubled:HARD_TASKS,lines=lines.jsonl",
+    "eval_group_size=3",
+    "pass_threshold=-0.3",
+    "max_batches=1",
+    "eval_every=1",
+    "concurrency=2",
+)
+
+
+def test_several_evaluation_sets_are_played_at_once_measured_apart_and_resumed(tmp_path: Path) -> None:
+    """Killed in the midst of the first evaluation, the run comes out as if it had not been, and verifies."""
+    runs = {name: tmp_path / name for name in ("undisturbed", "killed")}
+    for folder in runs.values():
+        folder.mkdir()
+        (folder / "lines.jsonl").write_text('"l0"\n')
+    assert run_child(fixture_d(runs["undisturbed"], *SETS)) == 0
+    killing = fixture_d(runs["killed"], *SETS, observer=KillAt("request:before:sample", 8))
+    assert run_child(killing) == -9
+    plan = make_plan(read_journal(killing.log_path).run, killing.log_path)
+    assert (plan.mode, plan.total_rollouts) == ("eval", 3 * (2 + 3 + 1))
+    assert 0 < plan.kept_rollouts < plan.total_rollouts
+    assert run_child(fixture_d(runs["killed"], *SETS)) == 0
+    expected = outcome_of_run(runs["undisturbed"] / "run")
+    assert outcome_of_run(killing.log_path) == expected
+
+    code, told, _ = run_command(runs["killed"] / "verify", "verify", str(killing.log_path))
+    assert (code, "PASS" in told) == (0, True), told
+    for row in expected["metrics"]:
+        assert {area: row[f"{area}/tasks"] for area in ("test", "test/hard", "test/lines")} == {
+            "test": 2,
+            "test/hard": 3,
+            "test/lines": 1,
+        }
+        assert (row["test/hard/failed"], row["test/hard/succeeded"], row["test/failed"]) == (3, 6, 0)
+        assert row["test/hard/tasks_incomplete"] == 1
+        assert row["test/pass_at_1"] <= row["test/pass_at_2"] <= row["test/pass_at_3"] <= 1
+        assert row["test/hard/reward_stderr"] >= 0
+        assert "test/lines/reward_stderr" not in row, "one task tells nothing of others"
+
+
+def test_changed_evaluation_sets_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "lines.jsonl").write_text('"l0"\n')
+    assert run_child(fixture_d(tmp_path, *SETS, observer=KillAt("request:before:sample", 8))) == -9
+    (tmp_path / "lines.jsonl").write_text('"l1"\n')
+    assert run_child(fixture_d(tmp_path, *SETS)) == 3
+    changed = fixture_d(tmp_path, *SETS, "evals=hard=troubled:HARD_TASKS")
+    assert "test/lines: 1 rows sha256" in changed.output
+    assert run_child(changed) == 3
+    assert "evals was ['hard=troubled:HARD_TASKS', 'lines=lines.jsonl'] and is" in changed.output

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from observers import FailAt
-from processes import fixture_d, run_child
+from processes import FIXTURE_D, fixture_d, run_child, run_command
 
 from orchestrator.journal.log import read_journal
 from orchestrator.names import CYCLE, State
@@ -105,4 +105,43 @@ def test_a_state_that_fails_three_times_is_not_entered_a_fourth(tmp_path: Path, 
 
 def test_an_agent_that_changes_the_working_directory_changes_nothing_else(tmp_path: Path) -> None:
     assert run_child(fixture_d(tmp_path, "agent=troubled:wandering", "max_batches=2")) == 0
+    assert read_journal(tmp_path / "run").run.finished
+
+
+def test_a_group_with_a_failed_member_is_dropped_when_told_to(tmp_path: Path) -> None:
+    settings = ("agent=troubled:one_fails_first", "on_failure=drop_group", "max_batches=1")
+    assert run_child(fixture_d(tmp_path, *settings)) == 0
+    row = outcome_of_run(tmp_path / "run")["metrics"][0]
+    assert (row["rollout/failed"], row["rollout/groups_failed"], row["rollout/datums"]) == (1, 1, 2)
+
+
+def test_the_first_failure_stops_the_run_when_told_to_and_the_same_command_tries_it_again(tmp_path: Path) -> None:
+    settings = ("agent=troubled:one_fails_first", "on_failure=stop", "max_batches=1")
+    child = fixture_d(tmp_path, *settings)
+    assert run_child(child) == 1
+    assert "rollout 000000-train-0000-001, attempt 0: failed (ConnectionError at troubled.py:" in child.output
+    assert run_child(child) == 0
+    row = outcome_of_run(tmp_path / "run")["metrics"][0]
+    assert (row["rollout/retried"], row["rollout/succeeded"]) == (1, 4)
+
+
+def test_a_stored_failure_has_its_traceback_whole_and_nothing_else_quotes_it(tmp_path: Path) -> None:
+    child = fixture_d(tmp_path, "agent=troubled:quoting", "max_batches=1")
+    assert run_child(child) == 0
+    stored = child.log_path / "rollouts" / "000000.train.jsonl"
+    (failed,) = [r for r in map(StoredRollout.from_json, stored.read_text().splitlines()) if r.outcome == "failed"]
+    assert failed.traceback is not None
+    for part in ("ExceptionGroup: CANARY-77", "  | ValueError: CANARY-77", "direct cause of", "in quoting\n"):
+        assert part in failed.traceback
+    others = [path for path in tmp_path.rglob("*") if path.is_file() and path != stored]
+    assert [path for path in others if b"CANARY-77" in path.read_bytes()] == []
+    assert "failed (ConnectionError at troubled.py:" in child.output
+
+
+def test_threads_that_agents_leave_behind_do_not_keep_the_process_alive(tmp_path: Path) -> None:
+    """H12: as a user starts it, for there the interpreter would wait for them."""
+    settings = [setting for setting in FIXTURE_D if not setting.startswith("agent=")]
+    command = ("run", *settings, "agent=troubled:leaving_threads", "max_batches=1", "log_path=run")
+    code, _, told = run_command(tmp_path, *command)
+    assert code == 0, told
     assert read_journal(tmp_path / "run").run.finished

@@ -38,7 +38,7 @@ def check_drift(run: RunState, config: Config, dataset: Mapping[str, Any]) -> li
         if drift is Drift.IDENTITY or (drift is Drift.HORIZON and not _grows(began[name], new[name]))
     ]
     compared.append((DATASET, run.dataset, dict(dataset)))
-    drifts = [{"field": name, "old": old, "new": found} for name, old, found in compared if old != found]
+    drifts = [{"field": name, "old": was, "new": found} for name, was, found in compared if was != found]
     fixed = {ORIGIN} if run.batches else FIRST_WEIGHTS
     refused = [drift for drift in drifts if drift["field"] not in set(config.allow_drift) - fixed]
     if refused:

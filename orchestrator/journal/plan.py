@@ -9,6 +9,7 @@ import orjson
 
 from orchestrator.errors import SideFileDamagedError
 from orchestrator.journal.durable import LineFile
+from orchestrator.journal.records import eval_set_sizes
 from orchestrator.journal.recovery import Checkpoint, RunState
 from orchestrator.names import State, batch_name
 
@@ -132,11 +133,11 @@ def _rollouts_due(run: RunState) -> tuple[Literal["train", "eval"] | None, int]:
     """The mode that the current state collects and how many rollouts that makes."""
     if run.state is State.ROLLOUT:
         return "train", run.config["batch_size"] * run.config["group_size"]
-    validation = run.dataset.get("val")
+    num_tasks = sum(eval_set_sizes(run.dataset).values())
     every = run.config.get("eval_every", 0)
-    due = every and validation and (run.batch % every == 0 or run.batch == run.num_batches)
-    if run.state is State.MAYBE_EVALUATE and validation and due:
-        return "eval", validation["rows"] * run.config["eval_group_size"]
+    due = every and num_tasks and (run.batch % every == 0 or run.batch == run.num_batches)
+    if run.state is State.MAYBE_EVALUATE and due:
+        return "eval", num_tasks * run.config["eval_group_size"]
     return None, 0
 
 

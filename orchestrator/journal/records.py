@@ -80,7 +80,7 @@ FIELDS: Mapping[Kind, Mapping[str, FieldType]] = {
     Kind.RUN_STARTED: {
         "run_id": _TEXT,
         "config": _OBJECT,  # flat, as orchestrator.config.flatten gives it
-        "dataset": _OBJECT,  # {"train": {"rows": int, "sha256": str}, "val": the same or null}
+        "dataset": _OBJECT,  # {"train": {"rows": int, "sha256": str}, "val": the same or null, "test/NAME": ...}
         "num_batches": _COUNT,
         "schedule_batches": _COUNT,  # the batches that the learning-rate schedule was laid out for
         "versions": _OBJECT,  # package -> version
@@ -184,6 +184,15 @@ def decode(line: bytes) -> Record:
         del entry[key]
     _check_fields(kind, entry)
     return Record(seq, at, kind, entry)
+
+
+def eval_set_sizes(dataset: Mapping[str, Any]) -> dict[str, int]:
+    """How many tasks each evaluation set of a run's ``dataset`` has, by its metrics' area: ``test``, ``test/NAME``.
+
+    In the order in which their groups are numbered; sets without tasks are left out.
+    """
+    areas = {"test" if name == "val" else name: part for name, part in dataset.items() if name != "train"}
+    return {area: part["rows"] for area, part in areas.items() if part}
 
 
 def _check_fields(kind: Kind, fields: Mapping[str, Any]) -> None:

@@ -75,7 +75,7 @@ class RunState:
     config: dict[str, Any] = field(default_factory=dict)
     """Flat; that of the newest process, which holds whatever drift was accepted."""
     dataset: dict[str, Any] = field(default_factory=dict)
-    """{"train": {"rows", "sha256"}, "val": the same or None}, with accepted drift."""
+    """{"train": {"rows", "sha256"}, "val": the same or None, "test/NAME": ...}, with accepted drift."""
     versions: dict[str, str] = field(default_factory=dict)
     num_batches: int = 0
     """The newest process's horizon."""

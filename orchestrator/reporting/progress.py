@@ -117,7 +117,7 @@ class Progress:
         parts += [
             f"{name} {_number(value)}"
             for name, value in metrics.items()
-            if name.startswith("test/reward") or name == "test/succeeded"
+            if (name.startswith("test/") and name.endswith("/reward_mean")) or name == "test/succeeded"
         ]
         parts.append(duration(seconds))
         if self.eta_seconds:

@@ -74,9 +74,13 @@ def _played(result: Mapping[str, Any]) -> str:
 def _evaluated(result: Mapping[str, Any]) -> str:
     if not result["evaluated"]:
         return f"not evaluated ({result['reason']})"
-    reward = result["metrics"].get("test/reward_mean")
-    mean = "no reward" if reward is None else f"mean reward {reward:.3f}"
-    return f"evaluated ({result['reason']}): {mean}; {_played(result)}"
+    means = {
+        name.removesuffix("/reward_mean").removeprefix("test").removeprefix("/"): value
+        for name, value in result["metrics"].items()
+        if name.startswith("test/") and name.endswith("/reward_mean")
+    }
+    rewards = ", ".join(f"{f'{name} ' if name else ''}mean reward {value:.3f}" for name, value in means.items())
+    return f"evaluated ({result['reason']}): {rewards or 'no reward'}; {_played(result)}"
 
 
 def _trained(result: Mapping[str, Any]) -> str:

@@ -1,21 +1,12 @@
 """How one attempt at a rollout ended, and which outcome and reward that gives."""
 
-import math
-import re
-import sysconfig
-import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
-from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.redaction import Redactor
+from orchestrator.rollouts.failures import Failure, describe
 from orchestrator.rollouts.outcomes import Outcome, RolloutKey, Turn
-
-MAX_MESSAGE_CHARACTERS = 500
-MAX_FRAMES = 8
-NOT_THE_AGENTS = (sysconfig.get_path("stdlib"), str(Path(__file__).parent), "<")
-"""How the file names of frames begin that are the standard library's, the runners' or no file's."""
+from orchestrator.rollouts.rewards import PRIMARY, Rewards, number_of, primary, storable, why_no_reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +18,11 @@ class AttemptResult:
     """None where there is none, or where it is not finite."""
     turns: tuple[Turn, ...]
     error: str | None
-    """None when succeeded. Where the agent raised: ``<type> at <file>:<line>: <message> ...``, as of ``classify``."""
+    """None when succeeded. Where the agent raised: ``<type> at <file>:<line>: <message>``."""
+    rewards: tuple[Mapping[str, float | None], ...] = ()
+    """Every reward given, by dimension; the last one's first dimension is ``reward``. None: not finite."""
+    traceback: str | None = None
+    """Where the agent raised, its own frames, as of ``failures.describe``."""
 
 
 class Runner(Protocol):
@@ -38,83 +33,53 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Rewards:
-    """One attempt's own sink of emitted rewards."""
-
-    last: float | None = None
-    closed: bool = False
-    """Whether the attempt is over: what is emitted then is ignored."""
-
-    def add(self, reward: float) -> None:
-        """Takes one emitted reward."""
-        if not self.closed:
-            self.last = reward
-
-
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What the agent returned, or raised. An exception travels as a value: futures cannot hold a StopIteration."""
+    """What the agent returned, or raised. An exception travels in words: futures cannot hold a StopIteration."""
 
-    value: Any = None
-    error: BaseException | None = None
+    value: float | None = None
+    """The number it returned; None: it returned none."""
+    problem: str | None = None
+    """Why what it returned is no number."""
+    failure: Failure | None = None
+
+
+def returned(value: Any) -> Ended:
+    """The end of an agent that returned ``value``; raises what the value's own methods raise."""
+    number, problem = number_of(value)
+    return Ended(number, problem)
+
+
+def raised(error: BaseException) -> Ended:
+    """The end of an agent that raised; to be called where the agent runs, see ``failures.describe``."""
+    return Ended(failure=describe(error))
 
 
 def classify(ended: Ended | None, rewards: Rewards, turns: tuple[Turn, ...], timeout_seconds: float) -> AttemptResult:
-    """The outcome of an attempt that ended as ``ended``, or did not within ``timeout_seconds`` (None)."""
+    """The outcome of an attempt that ended as ``ended``, or did not within ``timeout_seconds`` (None).
+
+    The reward is the last one given: the returned number, else what was emitted last. Where that one is missing, not
+    finite or no number the attempt is invalid; no earlier one takes its place, and it never counts as 0.
+    """
+    given = rewards.close()
     if ended is None:
         problem = f"the agent did not return within {timeout_seconds:g} s (rollout_timeout_seconds)"
-        return AttemptResult(Outcome.TIMED_OUT, None, turns, problem)
-    if ended.error is not None:
-        return AttemptResult(Outcome.FAILED, None, turns, _describe(ended.error))
-    reward, invalid = _reward(ended.value, rewards)
+        return AttemptResult(Outcome.TIMED_OUT, None, turns, problem, storable(given))
+    if ended.failure is not None:
+        failure = ended.failure
+        return AttemptResult(Outcome.FAILED, None, turns, failure.error, storable(given), failure.traceback)
+    if ended.value is not None:
+        given = (*given, {PRIMARY: ended.value})
+    invalid = ended.problem or why_no_reward(given)
+    reward = None if invalid else primary(given[-1])
     if not turns:
         problem = (
             "the agent returned without having called the model. Does its client use base_url=llm.endpoint and "
             "api_key=llm.api_key, rather than an address and a key of its own?"
         )
-        return AttemptResult(Outcome.EMPTY, reward, turns, problem)
+        return AttemptResult(Outcome.EMPTY, reward, turns, problem, storable(given))
     num_invalid = sum(not turn.valid for turn in turns)
     if num_invalid:
         invalid = f"{num_invalid} of {len(turns)} turns lack token ids or logprobs, or have unequal numbers of them"
-    return AttemptResult(Outcome.INVALID if invalid else Outcome.SUCCEEDED, reward, turns, invalid)
-
-
-def _reward(value: Any, rewards: Rewards) -> tuple[float | None, str | None]:
-    """The reward and, where there is no finite one, why: the returned number wins over the last emitted one.
-
-    True and False count as 1.0 and 0.0, as they do in ``emit_reward``.
-    """
-    if value is None:
-        value = rewards.last
-    if value is None:
-        return None, "no reward: return a number from the agent, or call agentlightning.emit_reward before it returns"
-    if not isinstance(value, Real):
-        return None, f"the agent returned a {type(value).__name__}; expected a number, or None after emit_reward"
-    reward = float(value)
-    return (reward, None) if math.isfinite(reward) else (None, f"the reward is {reward}; expected a finite number")
-
-
-def _describe(error: BaseException) -> str:
-    """Type, the agent's line, shortened message and innermost frames of the error, and of its cause.
-
-    Never locals or secrets, and none of the ids and addresses that differ between two runs of the same rollout.
-    """
-    message = Redactor()(str(error))
-    message = re.sub(r"https?://[^\s'\"]*/rollout/[^/\s]+/attempt/[^/\s'\"]+", "<llm.endpoint>", message)
-    message = re.sub(r"\b0x[0-9a-f]{6,}\b", "0x...", message)
-    if len(message) > MAX_MESSAGE_CHARACTERS:
-        message = f"{message[:MAX_MESSAGE_CHARACTERS]}..."
-    frames = traceback.extract_tb(error.__traceback__)
-    where = "; ".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames[-MAX_FRAMES:])
-    described = f"{type(error).__name__}{_agents_line(frames)}: {message} ({where})"
-    return described if error.__cause__ is None else f"{described}, caused by {_describe(error.__cause__)}"
-
-
-def _agents_line(frames: traceback.StackSummary) -> str:
-    """Where in the agent's own code it happened, as `` at <file>:<line>``; empty where none of it took part."""
-    for frame in reversed(frames):
-        installed = {"site-packages", "dist-packages"} & set(Path(frame.filename).parts)
-        if not installed and not frame.filename.startswith(NOT_THE_AGENTS):
-            return f" at {Path(frame.filename).name}:{frame.lineno}"
-    return ""
+    outcome = Outcome.INVALID if invalid else Outcome.SUCCEEDED
+    return AttemptResult(outcome, reward, turns, invalid, storable(given))

@@ -18,7 +18,9 @@ class Call:
     attempt_id: str
     prompt_tokens: tuple[int, ...]
     repeat: int
-    """How many times this attempt had already asked exactly this prompt."""
+    """How many other replies to exactly this prompt the attempt had or waited for, whose replies were not lost."""
+    number: int
+    """Which of the attempt's calls it is, however often the same is asked."""
     seed: int
     """31 bits; the same whenever the same run, rollout and attempt ask this prompt for the same time."""
 
@@ -27,16 +29,38 @@ class Call:
 class _Attempt:
     key: RolloutKey
     number: int
-    asked: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    in_flight: int = 0
+    num_calls: int = 0
+    in_flight: dict[int, Call] = field(default_factory=dict)
+    """By ``Call.number``."""
     overlapped: bool = False
     """Whether two calls were ever in flight at once."""
-    turns: list[tuple[tuple[int, ...], int, int, Turn]] = field(default_factory=list)
+    turns: dict[int, tuple[Call, tuple[Turn, ...]]] = field(default_factory=dict)
+    """What was sampled for each call, by ``Call.number``."""
+    lost: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    """Calls that are known to have got no reply, by prompt, less those that were made again."""
 
     def in_order(self) -> tuple[Turn, ...]:
         """As they happened where they happened one after another, else by their prompts."""
-        turns = sorted(self.turns, key=lambda entry: entry[:3]) if self.overlapped else self.turns
-        return tuple(entry[-1] for entry in turns)
+        taken = list(self.turns.values())
+        if self.overlapped:
+            taken.sort(key=lambda entry: (entry[0].prompt_tokens, entry[0].repeat))
+        return tuple(turn for _, turns in taken for turn in turns)
+
+    def free_repeat(self, prompt: tuple[int, ...]) -> int:
+        """The least number that no call of this prompt has."""
+        calls = [*self.in_flight.values(), *(call for call, _ in self.turns.values())]
+        taken = {call.repeat for call in calls if call.prompt_tokens == prompt}
+        return next(number for number in range(len(taken) + 1) if number not in taken)
+
+    def drop(self, number: int) -> int:
+        """Forgets a call, in flight or answered, and what was sampled for it; the number of turns dropped."""
+        self.in_flight.pop(number, None)
+        return len(self.turns.pop(number, (None, ()))[1])
+
+    def latest(self, prompt: tuple[int, ...]) -> int | None:
+        """The newest call of this prompt, in flight or answered."""
+        calls = [*self.in_flight.values(), *(call for call, _ in self.turns.values())]
+        return max((call.number for call in calls if call.prompt_tokens == prompt), default=None)
 
 
 class Capture:
@@ -46,6 +70,9 @@ class Capture:
     depends on which of several calls arrives or finishes first: seeds are hashes of what was asked, and the turns of an
     attempt that had several in flight at once are ordered by their prompts. Compared as token sequences a prompt comes
     right before the ones that extend it, so each conversation's turns stand together and in the order they happened.
+
+    What is kept is what the agent got. A call whose reply is lost, because its client stopped waiting, leaves no turn;
+    asked again it has the same seed, so the reply that the agent does get is the one it would have got.
     """
 
     def __init__(self, *, run_seed: int) -> None:
@@ -56,7 +83,7 @@ class Capture:
 
     @property
     def late_turns(self) -> int:
-        """How many turns were dropped because their attempt was over or replaced when they were sampled."""
+        """How many turns were dropped: sampled when their attempt was over, or whose reply their agent never got."""
         with self._lock:
             return self._late_turns
 
@@ -78,43 +105,56 @@ class Capture:
         """
         with self._lock:
             attempt = self._attempts.get((rollout_id, attempt_id))
-            turns = [] if attempt is None else sorted(attempt.turns, key=lambda entry: (len(entry[0]), *entry[1:3]))
-            return tuple(entry[-1] for entry in turns)
+            taken = [] if attempt is None else list(attempt.turns.values())
+        taken.sort(key=lambda entry: (len(entry[0].prompt_tokens), entry[0].prompt_tokens, entry[0].repeat))
+        return tuple(turn for _, turns in taken for turn in turns)
 
-    def begin(self, rollout_id: str, attempt_id: str, prompt_tokens: Sequence[int]) -> Call | None:
+    def begin(
+        self, rollout_id: str, attempt_id: str, prompt_tokens: Sequence[int], *, again: bool = False
+    ) -> Call | None:
         """Counts a call in and gives its seed; None when no such attempt is under way.
 
-        ``record`` or ``abandon`` must follow, and counts it out.
+        ``record`` or ``abandon`` must follow, and counts it out. ``again``: the client says that it makes this call
+        for want of a reply to an earlier one. Where no call of the prompt is known to be lost, the newest one was.
         """
         prompt = tuple(prompt_tokens)
         with self._lock:
             attempt = self._attempts.get((rollout_id, attempt_id))
             if attempt is None:
                 return None
-            repeat = attempt.asked[prompt]
-            attempt.asked[prompt] += 1
-            attempt.overlapped = attempt.overlapped or attempt.in_flight > 0
-            attempt.in_flight += 1
-        seed = call_seed(self._run_seed, attempt.key, attempt.number, prompt, repeat)
-        return Call(rollout_id, attempt_id, prompt, repeat, seed)
+            if again and attempt.lost[prompt]:
+                attempt.lost[prompt] -= 1
+            elif again and (newest := attempt.latest(prompt)) is not None:
+                self._late_turns += attempt.drop(newest)
+            repeat = attempt.free_repeat(prompt)
+            seed = call_seed(self._run_seed, attempt.key, attempt.number, prompt, repeat)
+            call = Call(rollout_id, attempt_id, prompt, repeat, attempt.num_calls, seed)
+            attempt.num_calls += 1
+            attempt.overlapped = attempt.overlapped or bool(attempt.in_flight)
+            attempt.in_flight[call.number] = call
+            return call
 
     def record(self, call: Call, turns: Sequence[Turn]) -> bool:
-        """Keeps what was sampled for ``call``; False, and counted as late, when its attempt is over."""
+        """Keeps what was sampled for ``call``; False, and counted as late, when its attempt is over or it is lost."""
         with self._lock:
             attempt = self._attempts.get((call.rollout_id, call.attempt_id))
-            if attempt is None:
+            if attempt is None or attempt.in_flight.pop(call.number, None) is None:
                 self._late_turns += len(turns)
                 return False
-            attempt.in_flight -= 1
-            attempt.turns += [(call.prompt_tokens, call.repeat, sample, turn) for sample, turn in enumerate(turns)]
+            attempt.turns[call.number] = call, tuple(turns)
             return True
 
     def abandon(self, call: Call) -> None:
-        """Counts out a call of which nothing is recorded, so that those after it do not seem to overlap with it."""
+        """Forgets a call whose reply does not reach its agent, recorded or not.
+
+        To be called when sampling fails, and when the client is gone before the reply is sent; those after it then do
+        not seem to overlap with it.
+        """
         with self._lock:
             attempt = self._attempts.get((call.rollout_id, call.attempt_id))
-            if attempt is not None:
-                attempt.in_flight -= 1
+            if attempt is not None and (call.number in attempt.in_flight or call.number in attempt.turns):
+                self._late_turns += attempt.drop(call.number)
+                attempt.lost[call.prompt_tokens] += 1
 
     def collect(self, rollout_id: str, attempt_id: str) -> tuple[Turn, ...]:
         """The attempt's turns, which are then forgotten: later calls and turns of it are refused."""

@@ -132,6 +132,8 @@ class Collector:
                 turns=result.turns,
                 error=result.error,
                 task_sha256=task_sha256(task),
+                rewards=result.rewards,
+                traceback=result.traceback,
             )
             await state.store(rollout)
             state.log_attempt(rollout, seconds=round(time.monotonic() - began, 3))

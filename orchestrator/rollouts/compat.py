@@ -25,7 +25,7 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 import litellm
 from agentlightning.emitter import emit_reward
-from agentlightning.emitter.reward import find_final_reward, get_reward_value
+from agentlightning.emitter.reward import find_final_reward, get_reward_value, get_rewards_from_span
 from agentlightning.litagent import LitAgent
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store import InMemoryLightningStore, LightningStore
@@ -69,11 +69,14 @@ __all__ = [
     "ProxyLLM",
     "PythonServerLauncherArgs",
     "Span",
+    "SpanCoreFields",
     "Usage",
     "allow_restart",
     "emit_reward",
     "find_final_reward",
     "forget_rollout",
+    "get_reward_value",
+    "get_rewards_from_span",
     "install_provider",
     "install_tracer",
     "set_master_key",
@@ -82,7 +85,7 @@ __all__ = [
 
 LITELLM_LOGGERS = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 
-_reward_sink: ContextVar[Callable[[float], None] | None] = ContextVar("reward_sink", default=None)
+_reward_sink: ContextVar[Callable[[SpanCoreFields], None] | None] = ContextVar("reward_sink", default=None)
 
 
 def silence_litellm() -> None:
@@ -136,25 +139,24 @@ class ContextTracer(DummyTracer):  # type: ignore[misc]  # Agent-lightning's cla
         timestamp: float | None = None,
         status: TraceStatus | None = None,
     ) -> SpanCoreFields:
-        """The span; a reward span's value has gone to the sink of ``send_rewards_to``.
+        """The span; one that is a reward's has gone to the sink of ``send_rewards_to``.
 
         Raises:
             RuntimeError: a reward is emitted where no rollout runs, for instance in a thread the agent started itself.
         """
         span = super().create_span(name, attributes, timestamp, status)
-        reward = get_reward_value(span)
-        if reward is not None:
+        if get_reward_value(span) is not None:
             sink = _reward_sink.get()
             if sink is None:
                 raise RuntimeError(
                     "emit_reward was called where no rollout runs. In a thread of your own, start it with "
                     "contextvars.copy_context().run, or return the reward from the agent."
                 )
-            sink(reward)
+            sink(span)
         return span
 
-    def send_rewards_to(self, sink: Callable[[float], None]) -> None:
-        """Sends the rewards emitted in this context from now on, and in tasks begun in it, to ``sink``.
+    def send_rewards_to(self, sink: Callable[[SpanCoreFields], None]) -> None:
+        """Sends the spans of the rewards emitted in this context from now on, and in tasks begun in it, to ``sink``.
 
         For contexts that one rollout has to itself: there is no way back.
         """

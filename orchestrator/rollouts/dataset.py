@@ -3,8 +3,9 @@
 import csv
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, time
 from decimal import Decimal
 from hashlib import sha256
@@ -27,14 +28,23 @@ class TaskSets:
 
     train: tuple[Task, ...]
     val: tuple[Task, ...]
-    """Empty when there is nothing to evaluate on."""
+    """Empty when there is nothing to evaluate on, or only ``evals``."""
+    evals: Mapping[str, tuple[Task, ...]] = field(default_factory=dict)
+    """Further evaluation sets by name."""
+
+    @property
+    def eval_sets(self) -> dict[str, tuple[Task, ...]]:
+        """All evaluation tasks, in the order of their groups, by the area of their metrics: ``test``, ``test/NAME``."""
+        sets = {"test": self.val, **{f"test/{name}": tasks for name, tasks in self.evals.items()}}
+        return {area: tasks for area, tasks in sets.items() if tasks}
 
     def fingerprint(self) -> dict[str, Any]:
         """Rows and SHA-256 of each set, over content and order: ``{"train": {"rows", "sha256"}, "val": {...} | None}``.
 
-        The order of the keys of one task does not count.
+        Each of ``evals`` is there as ``test/NAME``. The order of the keys of one task does not count.
         """
-        return {"train": _fingerprint(self.train), "val": _fingerprint(self.val) if self.val else None}
+        evals = {f"test/{name}": _fingerprint(tasks) for name, tasks in self.evals.items()}
+        return {"train": _fingerprint(self.train), "val": _fingerprint(self.val) if self.val else None, **evals}
 
 
 class TaskBatches:
@@ -130,14 +140,18 @@ def load_tasks(config: Config) -> TaskSets:
     if train is None:
         raise ConfigError("there are no tasks to train on: give train_file=FILE or train_dataset=module:attribute")
     val = _load_set("val", config.val_file, config.val_dataset)
+    evals = dict(_load_eval(spec) for spec in config.evals)
+    if len(evals) < len(config.evals):
+        raise ConfigError(f"evals={','.join(config.evals)}: expected names that differ")
     if val is not None or config.val_fraction == 0:
-        return TaskSets(tuple(train), tuple(val or ()))
+        return TaskSets(tuple(train), tuple(val or ()), evals)
     num_val = min(max(1, round(len(train) * config.val_fraction)), len(train))
     # A generator of its own: the split must not follow from the order of the first epoch.
     aside = set(Random(f"val split {config.seed}").sample(range(len(train)), num_val))  # noqa: S311
     return TaskSets(
         tuple(task for index, task in enumerate(train) if index not in aside),
         tuple(task for index, task in enumerate(train) if index in aside),
+        evals,
     )
 
 
@@ -149,6 +163,21 @@ def _load_set(name: str, file: str | None, dataset: str | None) -> list[Task] | 
     if dataset is not None:
         return _call_dataset(dataset, f"{name}_dataset")
     return None
+
+
+def _load_eval(spec: str) -> tuple[str, tuple[Task, ...]]:
+    """Name and tasks of one of ``config.evals``: ``NAME=FILE`` or ``NAME=module:attribute``."""
+    name, _, source = spec.partition("=")
+    where = f"evals={name}"
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or not source:
+        raise ConfigError(
+            f"evals={spec}: expected NAME=FILE or NAME=module:attribute, with letters, digits, _ and - in NAME; "
+            "e.g. evals=hard=hard.jsonl,long=my_tasks:LONG"
+        )
+    tasks = _call_dataset(source, where) if ":" in source else _read_file(Path(source), where)
+    if not tasks:
+        raise DatasetError(f"{where}={source}: there are no tasks in it")
+    return name, tuple(tasks)
 
 
 def _read_file(path: Path, field: str) -> list[Task]:

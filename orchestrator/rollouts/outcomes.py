@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -96,6 +96,10 @@ class StoredRollout:
     """What went wrong; None when succeeded. An exception's message may quote a prompt: tell ``kind_of_error``."""
     task_sha256: str = ""
     """``task_sha256`` of the task that was played; empty where the task is not known."""
+    rewards: tuple[Mapping[str, float | None], ...] = ()
+    """Every reward the agent gave, in order, by dimension: the last one's first dimension is ``reward``."""
+    traceback: str | None = None
+    """Where the agent raised: its own frames, causes first. It may quote a prompt, too."""
 
     @property
     def sampled_tokens(self) -> int:
@@ -143,6 +147,8 @@ class StoredRollout:
             ),
             error=fields["error"],
             task_sha256=fields["task_sha256"],
+            rewards=tuple(fields.get("rewards", ())),  # the earliest lines have neither
+            traceback=fields.get("traceback"),
         )
 
 

@@ -21,6 +21,8 @@ BAD_REQUEST = 400
 NOT_FOUND = 404
 FAILED = 500
 UNAVAILABLE = 503
+RETRY_HEADER = "x-stainless-retry-count"
+"""In which the SDKs of OpenAI and Anthropic say how often they have made this call before, for want of a reply."""
 
 log = structlog.get_logger(__name__)
 
@@ -52,13 +54,13 @@ class Policy:
 class Completion:
     """What one call is answered with; each wire format has its own words for it."""
 
-    prompt_tokens: tuple[int, ...]
+    call: Call
     replies: tuple[Reply, ...]
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens that were asked."""
-        return len(self.prompt_tokens)
+        return len(self.call.prompt_tokens)
 
     @property
     def num_sampled_tokens(self) -> int:
@@ -102,8 +104,12 @@ class Provider:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._abandon)
 
-    async def complete(self, rollout_id: str, attempt_id: str, messages: Any, params: Mapping[str, Any]) -> Completion:
+    async def complete(
+        self, rollout_id: str, attempt_id: str, messages: Any, params: Mapping[str, Any], *, again: bool = False
+    ) -> Completion:
         """Renders, samples and captures one call; ``messages`` and ``params`` are those of a chat completion.
+
+        ``again``: the client says that it makes this call for want of a reply to an earlier one, see ``made_again``.
 
         Raises:
             CallError: 404 no such attempt is under way, 400 the request cannot be served, 500 sampling failed, 503
@@ -124,7 +130,7 @@ class Provider:
         except RequestError as error:
             log.warning("request refused", rollout_id=rollout_id, status=BAD_REQUEST)
             raise CallError(BAD_REQUEST, str(error)) from error
-        call = self._capture.begin(rollout_id, attempt_id, prompt)
+        call = self._capture.begin(rollout_id, attempt_id, prompt, again=again)
         if call is None:
             raise _not_under_way(rollout_id, attempt_id)
         recorded = False
@@ -151,7 +157,11 @@ class Provider:
                 self._capture.abandon(call)
         if not recorded:
             raise _not_under_way(rollout_id, attempt_id)
-        return Completion(call.prompt_tokens, replies)
+        return Completion(call, replies)
+
+    def withdraw(self, completion: Completion) -> None:
+        """Forgets a reply that its agent did not get: only what the agent saw is trained."""
+        self._capture.abandon(completion.call)
 
     async def _sample(self, policy: Policy, sampling: Sampling, call: Call) -> types.SampleResponse:
         self._loop = asyncio.get_running_loop()
@@ -191,6 +201,11 @@ class Provider:
             seed=call.seed if sampling.seed is None else sampling.seed,
             stop=self._rendering.stop_sequences(sampling.stop),
         )
+
+
+def made_again(headers: Mapping[str, str]) -> bool:
+    """Whether the client of a request with these headers, names in lower case, had no reply to this call before."""
+    return headers.get(RETRY_HEADER, "0") != "0"
 
 
 def _not_under_way(rollout_id: str, attempt_id: str) -> CallError:

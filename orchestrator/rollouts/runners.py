@@ -1,17 +1,16 @@
 """Runs agents inside this process, one attempt at a time each, many at once, and says how every attempt ended."""
 
 import asyncio
-import contextvars
 import copy
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Thread
-from typing import Any, ParamSpec, TypeVar
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
 
 import structlog
 
-from orchestrator.rollouts.attempts import AttemptResult, Ended, Rewards, classify
+from orchestrator.rollouts.attempts import AttemptResult, Ended, classify, raised, returned
 from orchestrator.rollouts.capture import Capture
 from orchestrator.rollouts.compat import (
     AttemptedRollout,
@@ -21,16 +20,14 @@ from orchestrator.rollouts.compat import (
     NamedResources,
     Span,
     emit_reward,
-    find_final_reward,
     forget_rollout,
     install_tracer,
 )
 from orchestrator.rollouts.outcomes import Outcome, RolloutKey
+from orchestrator.rollouts.rewards import Rewards
+from orchestrator.rollouts.threads import DaemonThreads, LeftBehind, claim_threads, in_daemon_thread
 
 log = structlog.get_logger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 WORKER = "inline"
 REMEMBERED_ROLLOUTS = 1000
@@ -62,6 +59,8 @@ class InlineRunner:
         self._tracer = install_tracer()
         self._reported: deque[str] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread: Future[None] | None = None
+        self._left_behind = LeftBehind()
 
     async def run(self, key: RolloutKey, *, attempt: int, task: Any, resources_id: str) -> AttemptResult:
         """Runs one attempt; ``attempt`` is 0-based and ``task`` is copied, so agents may change theirs.
@@ -70,7 +69,9 @@ class InlineRunner:
 
         Raises:
             LookupError: the store holds no resources under ``resources_id``.
+            StateFailedError: too many threads of earlier attempts still run.
         """
+        await self._left_behind.check()
         resources = await self._store.get_resources_by_id(resources_id)
         if resources is None:
             raise LookupError(
@@ -83,17 +84,18 @@ class InlineRunner:
             metadata={"rollout_key": str(key), "attempt": attempt},
             worker_id=WORKER,
         )
-        rewards = Rewards()
+        rewards, threads = Rewards(), list[Future[Any]]()
         ids = (rollout.rollout_id, rollout.attempt.attempt_id)
         self._capture.register(*ids, key, attempt)
-        future = asyncio.wrap_future(self._start(rollout, resources.resources, rewards))
+        future = asyncio.wrap_future(self._start(rollout, resources.resources, rewards, threads))
         try:
             ended = await asyncio.wait_for(future, self._timeout_seconds)
         except TimeoutError:
             ended = None
         finally:
-            rewards.closed = True
+            rewards.close()
             turns = self._capture.collect(*ids)
+            self._left_behind.add(threads)
         if ended is None:
             await self._replace_blocked_loop()
         result = classify(ended, rewards, turns, self._timeout_seconds)
@@ -106,7 +108,9 @@ class InlineRunner:
         if loop is not None:
             asyncio.run_coroutine_threadsafe(_wind_up(loop), loop)
 
-    def _start(self, rollout: AttemptedRollout, resources: NamedResources, rewards: Rewards) -> "Future[Ended]":
+    def _start(
+        self, rollout: AttemptedRollout, resources: NamedResources, rewards: Rewards, threads: "list[Future[Any]]"
+    ) -> "Future[Ended]":
         train = rollout.mode == "train"
         agent = self._agent
         if agent.is_async():
@@ -114,6 +118,7 @@ class InlineRunner:
 
             async def run_task() -> Ended:
                 self._tracer.send_rewards_to(rewards.add)
+                claim_threads(threads)
                 return await _ended_async(run_async(rollout.input, resources, rollout))
 
             return asyncio.run_coroutine_threadsafe(run_task(), self._agent_loop())
@@ -123,13 +128,15 @@ class InlineRunner:
             self._tracer.send_rewards_to(rewards.add)
             return _ended_sync(lambda: run_sync(rollout.input, resources, rollout))
 
-        return _in_daemon_thread(run_thread, name=str(rollout.rollout_id))
+        future = in_daemon_thread(run_thread, name=str(rollout.rollout_id))
+        threads.append(future)
+        return future
 
     def _agent_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._loop.set_default_executor(_DaemonThreads())
-            Thread(target=_run_loop, args=(self._loop,), name="agents", daemon=True).start()
+            self._loop.set_default_executor(DaemonThreads())
+            self._loop_thread = in_daemon_thread(partial(_run_loop, self._loop), name="agents")
         return self._loop
 
     async def _replace_blocked_loop(self) -> None:
@@ -143,6 +150,7 @@ class InlineRunner:
         except TimeoutError:
             if self._loop is loop:
                 self._loop = None
+                self._left_behind.add([self._loop_thread] if self._loop_thread else [])
                 log.warning(
                     "an asynchronous agent blocks its event loop; make its calls await, or the agent synchronous"
                 )
@@ -164,25 +172,26 @@ class InlineRunner:
 
 async def _ended_async(agent: Coroutine[Any, Any, Any]) -> Ended:
     try:
-        return Ended(value=_value(await agent))
+        return returned(await agent)
     except BaseException as error:  # a SystemExit of one agent must not end the loop of all
-        return Ended(error=error)
+        return raised(error)
 
 
 def _ended_sync(agent: Callable[[], Any]) -> Ended:
     try:
-        return Ended(value=_value(agent()))
+        return returned(agent())
     except BaseException as error:  # likewise
-        return Ended(error=error)
-
-
-def _value(returned: Any) -> Any:
-    """What counts of what the agent returned: of a list of spans, its last reward."""
-    return find_final_reward(returned) if isinstance(returned, list) else returned
+        return raised(error)
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
+    while True:
+        try:
+            loop.run_forever()
+            break
+        except (SystemExit, KeyboardInterrupt):
+            # Of a task that an agent started: it has its exception, and the loop, though asyncio leaves it, is sound.
+            continue
     loop.close()
 
 
@@ -193,31 +202,3 @@ async def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
     if agents:
         await asyncio.wait(agents, timeout=CANCEL_SECONDS)
     loop.stop()
-
-
-class _DaemonThreads(ThreadPoolExecutor):
-    """Where ``asyncio.to_thread`` of an agent runs: a thread a call, for which nobody waits.
-
-    The threads of a pool are few, so calls that hang would hold up every agent's; and the interpreter joins them when
-    it exits, so one that hangs would keep the process alive.
-    """
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Starts the call at once."""
-        return _in_daemon_thread(lambda: fn(*args, **kwargs), name="agent call")
-
-
-def _in_daemon_thread(run: Callable[[], T], *, name: str) -> "Future[T]":
-    """Not a pool's thread: the interpreter waits for those when it exits."""
-    future: Future[T] = Future()
-    future.set_running_or_notify_cancel()
-    context = contextvars.copy_context()
-
-    def deliver() -> None:
-        try:
-            future.set_result(context.run(run))
-        except BaseException as error:  # it belongs to whoever waits for the result
-            future.set_exception(error)
-
-    Thread(target=deliver, name=name, daemon=True).start()
-    return future

@@ -22,6 +22,7 @@ from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
 from tinker_cookbook.utils.misc_utils import all_same
 
 from orchestrator.errors import StateFailedError
+from orchestrator.rollouts.evaluation import by_set, measure
 from orchestrator.rollouts.outcomes import Outcome, StoredRollout, Turn, count_outcomes, kind_of_error, rollout_path
 
 OnFailure = Literal["drop_member", "drop_group", "stop"]
@@ -130,16 +131,31 @@ def form_training_batch(
     return TrainingBatch(datums, counts, len(datums) - trained, metrics)
 
 
-def evaluation_metrics(rollouts: Sequence[StoredRollout], *, policy_version: int) -> dict[str, float]:
-    """The metrics of one evaluation under ``test/``: outcomes, mean reward of those that succeeded, lengths.
+def evaluation_metrics(
+    rollouts: Sequence[StoredRollout],
+    *,
+    policy_version: int,
+    set_sizes: Mapping[str, int],
+    group_size: int,
+    pass_threshold: float,
+) -> dict[str, float]:
+    """The metrics of one evaluation: for each set outcomes, mean reward of those that succeeded, ``measure``, lengths.
+
+    ``set_sizes`` holds the number of tasks of each set under the area of its metrics, e.g. ``test``, in the order of
+    the tasks' groups. A mean over nothing is left out.
 
     Raises:
         StateFailedError: a rollout is stored twice, or a turn was sampled under another policy than ``policy_version``.
     """
-    members = _last_attempts(rollouts, policy_version)
-    valid = [rollout for rollout in members if rollout.outcome is Outcome.SUCCEEDED]
-    groups = [_trajectory_group(list(group)) for _, group in groupby(valid, key=lambda rollout: rollout.key.group)]
-    return _rollout_metrics(rollouts, members, groups, area="test")
+    metrics: dict[str, float] = {}
+    members = by_set(_last_attempts(rollouts, policy_version), set_sizes)
+    for area, attempts in by_set(rollouts, set_sizes).items():
+        valid = [rollout for rollout in members[area] if rollout.outcome is Outcome.SUCCEEDED]
+        groups = [_trajectory_group(list(group)) for _, group in groupby(valid, key=lambda rollout: rollout.key.group)]
+        metrics |= _rollout_metrics(attempts, members[area], groups, area=area)
+        measures = measure(members[area], group_size=group_size, pass_threshold=pass_threshold)
+        metrics |= {f"{area}/{name}": value for name, value in measures.items()}
+    return metrics
 
 
 def datum_order(seed: int, batch: int, epoch: int, count: int) -> list[int]:

@@ -9,7 +9,9 @@ from typing import Any
 
 from orchestrator.errors import FaultFoundError
 from orchestrator.journal.durable import sha256_of
+from orchestrator.journal.records import eval_set_sizes
 from orchestrator.names import State
+from orchestrator.rollouts.evaluation import by_set, measure
 from orchestrator.rollouts.outcomes import Mode, Outcome, StoredRollout, count_outcomes, rollout_path, totals
 from orchestrator.verify.evidence import RESTORE, Evidence, Move, lines_of
 
@@ -47,7 +49,7 @@ def group_sizes(config: Mapping[str, Any], dataset: Mapping[str, Any], mode: Mod
     """Groups, and members of each, that a state of ``mode`` plays."""
     if mode == "train":
         return config["batch_size"], config["group_size"]
-    return (dataset["val"] or {"rows": 0})["rows"], config["eval_group_size"]
+    return sum(eval_set_sizes(dataset).values()), config["eval_group_size"]
 
 
 def sound_rollouts(log_path: Path, batch: int, mode: Mode, size: tuple[int, int]) -> Iterator[StoredRollout]:
@@ -110,10 +112,12 @@ def _impossible(rollout: StoredRollout) -> str | None:
         return None
     rewarded = rollout.reward is not None and math.isfinite(rollout.reward)
     played = bool(rollout.turns) and all(turn.valid for turn in rollout.turns)
-    if rewarded and played and rollout.last and rollout.error is None:
+    counted = next(iter(rollout.rewards[-1].values()), None) if rollout.rewards else rollout.reward
+    if rewarded and played and rollout.last and rollout.error is None and counted == rollout.reward:
         return None
     return (
-        f"rollout {rollout.key} cannot have succeeded: reward {rollout.reward}, {len(rollout.turns)} turns, of which "
+        f"rollout {rollout.key} cannot have succeeded: reward {rollout.reward}, {counted} given last, "
+        f"{len(rollout.turns)} turns, of which "
         f"{sum(turn.valid for turn in rollout.turns)} are valid, last={rollout.last}, error={rollout.error is not None}"
     )
 
@@ -137,7 +141,13 @@ def _check_finished(evidence: Evidence, move: Move) -> list[StoredRollout]:
         if move.result.get(name) != value:
             raise evidence.record_fault(move.record, f"{name} is {move.result.get(name)}, its file gives {value}")
     if move.state is State.MAYBE_EVALUATE:
-        check_metrics(evidence, move, metrics_of(rollouts, "test"))
+        group_size, threshold = move.config["eval_group_size"], move.config.get("pass_threshold")
+        for area, attempts in by_set(rollouts, eval_set_sizes(move.dataset)).items():
+            check_metrics(evidence, move, metrics_of(attempts, area))
+            if threshold is not None:  # runs that are older than the field measured less
+                members = [rollout for rollout in attempts if rollout.last]
+                measures = measure(members, group_size=group_size, pass_threshold=threshold)
+                check_metrics(evidence, move, {f"{area}/{name}": value for name, value in measures.items()})
     return rollouts
 
 

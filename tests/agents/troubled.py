@@ -2,13 +2,16 @@
 
 import asyncio
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import agentlightning as agl
 import openai
 
 VAL_TASKS = ["v0", "v1"]
+HARD_TASKS = ["h0", "h1", "h2"]
 CHOSEN = "000000-train-0000-001"
 """The rollout that some of these agents treat differently: the second member of the first group of batch 0."""
 
@@ -41,6 +44,15 @@ async def failing(task: str, llm: agl.LLM) -> float:
 
 
 @agl.rollout
+async def one_eval_fails(task: str, llm: agl.LLM) -> float:
+    """Cannot do one of the evaluation tasks."""
+    reward = await ask(task, llm)
+    if task == "h1":
+        raise RuntimeError("not this one")
+    return reward
+
+
+@agl.rollout
 async def hanging(task: str, llm: agl.LLM) -> float:
     """Never returns."""
     await ask(task, llm)
@@ -61,6 +73,26 @@ async def one_fails_first(task: str, llm: agl.LLM, rollout: Any) -> float:
     reward = await ask(task, llm)
     if (rollout.metadata["rollout_key"], rollout.metadata["attempt"]) == (CHOSEN, 0):
         raise ConnectionError("the first attempt fails as planned")
+    return reward
+
+
+@agl.rollout
+async def leaving_threads(task: str, llm: agl.LLM) -> float:
+    """Leaves a thread and a pool's thread that sleep for ever, both of which the interpreter waits for at its end."""
+    reward = await ask(task, llm)
+    ThreadPoolExecutor(1).submit(time.sleep, 1_000_000)
+    threading.Thread(target=time.sleep, args=(1_000_000,), daemon=False).start()
+    return reward
+
+
+@agl.rollout
+async def quoting(task: str, llm: agl.LLM, rollout: Any) -> float:
+    """One rollout fails, quoting in each of several errors what nobody may read in a log."""
+    reward = await ask(task, llm)
+    if rollout.metadata["rollout_key"] == CHOSEN:
+        cause = ExceptionGroup("CANARY-77", [ValueError("CANARY-77"), KeyError("CANARY-77")])
+        cause.add_note("CANARY-77")
+        raise ConnectionError("CANARY-77") from cause
     return reward
 
 

@@ -222,3 +222,13 @@ def test_a_kill_is_no_failed_attempt(run: RunState) -> None:
         add(run, Kind.PROCESS_STARTED, process_started(run))
     assert run.kills == 10
     check_attempts(run, CONFIG)
+
+
+def test_a_field_that_is_younger_than_the_run_was_at_its_default() -> None:
+    run, younger = RunState(), {"evals", "pass_threshold"}
+    config = {name: value for name, value in flatten(CONFIG).items() if name not in younger}
+    add(run, Kind.RUN_STARTED, run_started(config=config))
+    add(run, Kind.PROCESS_STARTED, process_started(run, config=config))
+    assert check_drift(run, CONFIG, DATASET) == []
+    with pytest.raises(DriftError, match=r"pass_threshold was 1\.0 and is 4711"):
+        check_drift(run, changed("pass_threshold"), DATASET)

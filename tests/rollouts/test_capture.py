@@ -2,7 +2,7 @@
 
 from itertools import permutations
 
-from orchestrator.rollouts.capture import Capture, call_seed
+from orchestrator.rollouts.capture import Call, Capture, call_seed
 from orchestrator.rollouts.outcomes import RolloutKey, Turn
 
 KEY = RolloutKey(3, "train", 1, 2)
@@ -97,3 +97,44 @@ def test_a_late_turn_never_reaches_the_next_attempt_of_the_same_rollout() -> Non
     capture.register("r", "second", KEY, 1)
     capture.record(late, [turn((1,), 4)])
     assert capture.collect("r", "second") == ()
+
+
+def begun(capture: Capture, prompt: tuple[int, ...], *, again: bool = False) -> Call:
+    call = capture.begin("r", "a", prompt, again=again)
+    assert call is not None
+    return call
+
+
+def test_a_call_made_again_for_want_of_a_reply_takes_the_place_of_the_newest_one_of_its_prompt() -> None:
+    """In flight or answered: the agent got its reply to neither, and has one reply more than it has turns otherwise."""
+    for answered in (True, False):
+        capture = Capture(run_seed=7)
+        capture.register("r", "a", KEY, 0)
+        other, lost = begun(capture, (1,)), begun(capture, (1,))
+        assert capture.record(other, [turn((1,), 3)])
+        if answered:
+            assert capture.record(lost, [turn((1,), 4)])
+        retried = begun(capture, (1,), again=True)
+        assert retried.seed == lost.seed
+        if not answered:
+            assert not capture.record(lost, [turn((1,), 4)])
+        assert capture.record(retried, [turn((1,), 4)])
+        assert [taken.sampled_tokens for taken in capture.collect("r", "a")] == [(3,), (4,)]
+        assert capture.late_turns == 1
+
+
+def test_where_a_call_is_known_to_be_lost_making_it_again_replaces_no_other() -> None:
+    """As the gateway knows when sampling failed, or when the client went away before the reply was sent."""
+    for recorded in (True, False):
+        capture = Capture(run_seed=7)
+        capture.register("r", "a", KEY, 0)
+        lost, other = begun(capture, (1,)), begun(capture, (1,))
+        if recorded:
+            assert capture.record(lost, [turn((1,), 4)])
+        capture.abandon(lost)
+        assert capture.record(other, [turn((1,), 3)])
+        retried = begun(capture, (1,), again=True)
+        assert retried.seed == lost.seed
+        assert capture.record(retried, [turn((1,), 4)])
+        assert [taken.sampled_tokens for taken in capture.collect("r", "a")] == [(4,), (3,)]
+        assert capture.late_turns == int(recorded)

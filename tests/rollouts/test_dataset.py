@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from orchestrator.config import Config
 from orchestrator.errors import EXIT_USAGE, ConfigError, DatasetError
+from orchestrator.journal.records import eval_set_sizes
 from orchestrator.rollouts.dataset import TaskBatches, load_tasks
 
 NAMES = [f"t{index}" for index in range(6)]
@@ -200,3 +201,33 @@ def test_reading_jsonl_loads_neither_pandas_nor_pyarrow(tmp_path: Path) -> None:
         "print({'pandas', 'pyarrow', 'numpy'} & set(sys.modules))"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "set()"
+
+
+def test_further_evaluation_sets_come_after_the_first_each_with_its_own_fingerprint(tmp_path: Path) -> None:
+    (tmp_path / "hard.jsonl").write_text('"h"\n')
+    evals = (f"hard={tmp_path / 'hard.jsonl'}", f"long={__name__}:from_function")
+    tasks = load_tasks(Config(train_dataset=f"{__name__}:NAMES", val_dataset=f"{__name__}:NAMES", evals=evals))
+    assert list(tasks.eval_sets.items()) == [("test", tuple(NAMES)), ("test/hard", ("h",)), ("test/long", ("made",))]
+    fingerprint = tasks.fingerprint()
+    assert list(fingerprint) == ["train", "val", "test/hard", "test/long"]
+    assert eval_set_sizes(fingerprint) == {area: len(found) for area, found in tasks.eval_sets.items()}
+
+
+@pytest.mark.parametrize(
+    ("evals", "told"),
+    [
+        (("hard.jsonl",), "expected NAME=FILE"),
+        (("a/b=hard.jsonl",), "letters, digits"),
+        (("a=",), "expected NAME=FILE"),
+        (("a=empty.jsonl",), "no tasks"),
+        (("a=missing.jsonl",), "evals=a=missing.jsonl: cannot be read"),
+        ((f"a={__name__}:NAMES", f"a={__name__}:NAMES"), "names that differ"),
+    ],
+)
+def test_an_evaluation_set_that_cannot_be_is_refused(
+    evals: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(ConfigError, match=told):
+        load_tasks(Config(train_dataset=f"{__name__}:NAMES", evals=evals))

@@ -9,6 +9,7 @@ import openai
 import pytest
 from rollouts.calls import USER, Attempt
 
+from orchestrator.rollouts.capture import Call
 from orchestrator.rollouts.gateway.messages import read_messages
 from orchestrator.rollouts.gateway.responses import read_responses
 from orchestrator.rollouts.outcomes import Turn
@@ -21,6 +22,7 @@ CONVERSATION = [
     {"role": "assistant", "content": "4"},
     {"role": "user", "content": "higher"},
 ]
+CALL = Call("ro-0", "at-0", (1,), repeat=0, number=0, seed=0)
 TURN = Turn((1,), (2, 3), (-0.5, -0.5), 0, "stop")
 
 
@@ -155,7 +157,7 @@ async def test_messages_are_streamed_in_anthropics_events(
 
 def test_what_was_thought_comes_back_as_it_was_through_the_translated_interfaces() -> None:
     """An agent sends its earlier turns back; a prompt without their thoughts would not extend what was sampled."""
-    completion = Completion((1,), (Reply(TURN, "four", thinking="it is even"),))
+    completion = Completion(CALL, (Reply(TURN, "four", thinking="it is even"),))
     first = read_messages({"model": "policy", "messages": USER, "max_tokens": 4})
     content = json.loads(bytes(first.respond(completion).body))["content"]
     later = read_messages(
@@ -172,7 +174,7 @@ def test_what_was_thought_comes_back_as_it_was_through_the_translated_interfaces
 
 
 def test_thoughts_are_streamed_in_openais_and_anthropics_events() -> None:
-    completion = Completion((1,), (Reply(TURN, "four", thinking="it is even"),))
+    completion = Completion(CALL, (Reply(TURN, "four", thinking="it is even"),))
     streamed = {"model": "policy", "stream": True}
     responses = read_responses({**streamed, "input": USER}).respond(completion)
     messages = read_messages({**streamed, "messages": USER, "max_tokens": 4}).respond(completion)

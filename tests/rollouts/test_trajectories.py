@@ -190,7 +190,9 @@ def test_a_reward_beyond_single_precision_is_refused_before_it_becomes_nan() -> 
 
 
 def test_evaluation_averages_what_succeeded_under_test_names() -> None:
-    metrics = evaluation_metrics(batch_of([1.0, Outcome.FAILED], [0.0, 0.5]), policy_version=BATCH)
+    rollouts = batch_of([1.0, Outcome.FAILED], [0.0, 0.5])
+    sizes = {"test": 2}
+    metrics = evaluation_metrics(rollouts, policy_version=BATCH, set_sizes=sizes, group_size=2, pass_threshold=1.0)
     assert metrics["test/reward_mean"] == 0.5
     assert (metrics["test/succeeded"], metrics["test/failed"], metrics["test/total"]) == (3, 1, 4)
     assert metrics["test/env/all/turns_per_episode"] == 1

@@ -19,7 +19,15 @@ from orchestrator.rollouts.gateway.errors import error_response
 from orchestrator.rollouts.gateway.messages import read_messages
 from orchestrator.rollouts.gateway.responses import read_responses
 from orchestrator.rollouts.gateway.wire import MODEL, NO_ROLLOUT, Asked, json_response
-from orchestrator.rollouts.provider import BAD_REQUEST, FAILED, NOT_FOUND, CallError, Completion, Provider
+from orchestrator.rollouts.provider import (
+    BAD_REQUEST,
+    FAILED,
+    NOT_FOUND,
+    CallError,
+    Completion,
+    Provider,
+    made_again,
+)
 from orchestrator.telling import told, trace
 
 UNAUTHORIZED = 401
@@ -76,8 +84,11 @@ def _route(
         ids = request.path_params["rollout_id"], request.path_params["attempt_id"]
         try:
             asked = read(await _json_body(request))
-            completion = await _while_connected(request, provider.complete(*ids, asked.messages, asked.params))
-            return Response(status_code=CLIENT_GONE) if completion is None else asked.respond(completion)
+            call = provider.complete(*ids, asked.messages, asked.params, again=made_again(request.headers))
+            completion, gone = await _while_connected(request, call)
+            if completion is not None and gone:
+                provider.withdraw(completion)
+            return Response(status_code=CLIENT_GONE) if completion is None or gone else asked.respond(completion)
         except CallError as error:
             return error_response(request.url.path, error.status, str(error))
         except Exception as error:  # it must not reach the server, whose traceback would quote the request
@@ -106,13 +117,13 @@ async def _json_body(request: Request) -> Mapping[str, Any]:
     return body
 
 
-async def _while_connected(request: Request, call: Coroutine[Any, Any, Completion]) -> Completion | None:
-    """The call's reply, or None, and the call abandoned, once nobody waits for it any more."""
+async def _while_connected(request: Request, call: Coroutine[Any, Any, Completion]) -> tuple[Completion | None, bool]:
+    """The call's reply, and whether its client has gone; where it goes first, the call is abandoned without a reply."""
     gone = asyncio.ensure_future(request.receive())  # the body is read: what comes next is the disconnection
     answer = asyncio.ensure_future(call)
     try:
         await asyncio.wait({gone, answer}, return_when=asyncio.FIRST_COMPLETED)
-        return await answer if answer.done() else None
+        return (await answer if answer.done() else None), gone.done()
     finally:
         gone.cancel()
         answer.cancel()

@@ -19,7 +19,7 @@ from orchestrator.rollouts.compat import (
 )
 from orchestrator.rollouts.gateway.listening import Binding
 from orchestrator.rollouts.gateway.wire import MODEL, NO_ROLLOUT, model_response
-from orchestrator.rollouts.provider import NOT_FOUND, CallError, Provider
+from orchestrator.rollouts.provider import NOT_FOUND, CallError, Provider, made_again
 
 START_SECONDS = 60.0
 """A loaded machine may need many; that another process has the port shows at once."""
@@ -40,9 +40,9 @@ class ServedByLiteLLM(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are
             CustomLLMError: with the status of the provider's ``CallError``.
         """
         try:
-            rollout_id, attempt_id = _ids(kwargs["litellm_params"])
+            headers = _headers(kwargs["litellm_params"])
             completion = await self._provider.complete(
-                rollout_id, attempt_id, kwargs["messages"], kwargs["optional_params"]
+                *_ids(headers), kwargs["messages"], kwargs["optional_params"], again=made_again(headers)
             )
         except CallError as error:
             raise CustomLLMError(status_code=error.status, message=str(error)) from error
@@ -129,10 +129,14 @@ def _claimable(binding: Binding) -> Binding:
     return chosen
 
 
-def _ids(litellm_params: Mapping[str, Any]) -> tuple[str, str]:
-    """The rollout and attempt id that Agent-lightning's middleware took from the address."""
+def _headers(litellm_params: Mapping[str, Any]) -> Mapping[str, str]:
+    """Those of the client's request, with what Agent-lightning's middleware added; names in lower case."""
     request = litellm_params.get("proxy_server_request") or {}
-    headers = request.get("headers") or {}
+    return request.get("headers") or {}
+
+
+def _ids(headers: Mapping[str, str]) -> tuple[str, str]:
+    """The rollout and attempt id that Agent-lightning's middleware took from the address."""
     rollout_id, attempt_id = headers.get("x-rollout-id"), headers.get("x-attempt-id")
     if not rollout_id or not attempt_id:
         raise CallError(NOT_FOUND, NO_ROLLOUT)
