@@ -100,6 +100,10 @@ class Config:
     eval_group_size: int = _identity(1, "rollouts of each evaluation task")
 
     # Rollouts
+    adapter: Literal["capture", "tracer", "proxy"] = _identity(
+        "capture",
+        "where trained turns are read: as sampled (capture), or in the spans of Agent-lightning's tracer or proxy",
+    )
     concurrency: int = _operational(64, "rollouts under way at once")
     rollout_timeout_seconds: float = _operational(600.0, "a rollout that takes longer is timed_out")
     on_failure: Literal["drop_member", "drop_group", "stop"] = _identity(

@@ -20,6 +20,7 @@ from orchestrator.rollouts.compat import (
     PythonServerLauncherArgs,
 )
 from orchestrator.rollouts.provider import Policy, Provider
+from orchestrator.rollouts.revealing import TokenTelemetry
 
 HOST = "127.0.0.1"
 LOOPBACK = (HOST, "localhost")
@@ -37,13 +38,14 @@ class Gateway:
     Every route but the health check asks for a random bearer key that is new with each gateway.
     """
 
-    def __init__(self, *, provider: Provider, port: int = 0) -> None:
-        """``port`` 0 takes any free one."""
+    def __init__(self, *, provider: Provider, port: int = 0, spans: bool = False) -> None:
+        """``port`` 0 takes any free one; with ``spans`` each call leaves its spans in the store."""
         # The proxy's thread and the runners' both use it.
         self.store = InMemoryLightningStore(thread_safe=True)
         """Agent-lightning's store: resources, and the rollouts that are run against them."""
         self._provider = provider
         self._port = port
+        self._callbacks = [TokenTelemetry] if spans else []
         self._key = f"sk-{secrets.token_hex(24)}"
         self._proxy: LLMProxy | None = None
 
@@ -66,6 +68,8 @@ class Gateway:
         self._port = _claimable_port(self._port)
         bypass_proxies()
         compat.silence_litellm()
+        if self._callbacks:
+            compat.silence_spans()
         compat.allow_restart()
         compat.set_master_key(self._key)
         compat.install_provider("orchestrator", self._provider)
@@ -82,9 +86,8 @@ class Gateway:
                 startup_timeout=START_SECONDS,
                 log_level=logging.WARNING,
             ),
-            # Capture is the provider's, so no spans are made; a retry or a cooldown here would sample a turn twice or
-            # refuse healthy calls after a bad one.
-            callbacks=[],
+            callbacks=self._callbacks,
+            # A retry or a cooldown here would sample a turn twice or refuse healthy calls after a bad one.
             num_retries=0,
             litellm_config={"router_settings": {"num_retries": 0, "disable_cooldowns": True}},
         )

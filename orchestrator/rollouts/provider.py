@@ -15,6 +15,7 @@ from orchestrator.rollouts.capture import Call, Capture
 from orchestrator.rollouts.compat import Choices, CustomLLM, CustomLLMError, Message, ModelResponse, Usage
 from orchestrator.rollouts.outcomes import Mode, Turn
 from orchestrator.rollouts.requests import RequestError, Sampling, SamplingDefaults, read_messages, read_sampling
+from orchestrator.rollouts.revealing import reveal_logprobs, reveal_tokens
 
 BAD_REQUEST = 400
 NOT_FOUND = 404
@@ -45,12 +46,13 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
     thread, so the sampling client is only ever used from there.
     """
 
-    def __init__(self, *, renderer: Renderer, tokenizer: Any, capture: Capture) -> None:
-        """``renderer`` and ``tokenizer`` must be of the served model."""
+    def __init__(self, *, renderer: Renderer, tokenizer: Any, capture: Capture, reveal: bool = False) -> None:
+        """``renderer`` and ``tokenizer`` must be of the served model; ``reveal`` adds each reply's tokens to it."""
         super().__init__()
         self._renderer = renderer
         self._tokenizer = tokenizer
         self._capture = capture
+        self._reveal = reveal
         self._policy: Policy | None = None
         self._in_flight: set[asyncio.Future[types.SampleResponse]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -94,14 +96,16 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
         if key is None:
             raise _not_under_way(rollout_id, attempt_id)
         sampling = read_sampling(params, policy.defaults(key.mode))
+        if self._reveal and sampling.num_samples > 1:
+            raise RequestError("n: the spans of a call hold one sample only; ask several times, or set adapter=capture")
         prompt = self._renderer.build_generation_prompt(read_messages(messages))
         call = self._capture.begin(rollout_id, attempt_id, prompt.to_ints())
         if call is None:
             raise _not_under_way(rollout_id, attempt_id)
         recorded = False
         try:
-            response = await self._sample(policy, prompt, sampling, call)
-            replies = [self._reply(sequence, sampling.stop) for sequence in response.sequences]
+            sampled = await self._sample(policy, prompt, sampling, call)
+            replies = [self._reply(sequence, sampling.stop) for sequence in sampled.sequences]
             turns = [
                 Turn(call.prompt_tokens, reply.tokens, reply.logprobs, policy.policy_version, reply.stop_reason)
                 for reply in replies
@@ -113,7 +117,12 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
                 self._capture.abandon(call)
         if not recorded:
             raise _not_under_way(rollout_id, attempt_id)
-        return _completion(call, replies)
+        response = _completion(call, replies)
+        if self._reveal:
+            reveal_tokens(response, turns)
+        if self._reveal or sampling.logprobs:
+            reveal_logprobs(response, turns, self._tokenizer.decode)
+        return response
 
     async def _sample(
         self, policy: Policy, prompt: types.ModelInput, sampling: Sampling, call: Call
