@@ -19,6 +19,7 @@ from orchestrator.reporting.logs import RunLogging
 from orchestrator.reporting.metrics import MetricRows
 from orchestrator.reporting.progress import Progress
 from orchestrator.reporting.trackers.feed import open_trackers
+from orchestrator.rollouts.adapters import SpanTurns
 from orchestrator.rollouts.capture import Capture
 from orchestrator.rollouts.collect import Collector
 from orchestrator.rollouts.dataset import TaskBatches, TaskSets
@@ -95,20 +96,25 @@ async def open_resources(
         await weights.require_restorable(run)
         ledger.write_view(run)
         capture = Capture(run_seed=config.seed)
-        provider = Provider(rendering=rendering, capture=capture)
+        provider = Provider(rendering=rendering, capture=capture, reveal=config.adapter != "capture")
         gateway = Gateway(
             provider=provider,
             kind=config.gateway,
             host=config.gateway_host,
             port=config.gateway_port,
             address=config.gateway_address,
+            spans=config.adapter == "proxy",
         )
         logs.redact.add(gateway.key)
         await gateway.start()
         stack.push_async_callback(gateway.stop)
         logs.capture_loggers()  # again: LiteLLM has attached handlers of its own meanwhile
         runner = InlineRunner(
-            agent, store=gateway.store, capture=capture, timeout_seconds=config.rollout_timeout_seconds
+            agent,
+            store=gateway.store,
+            capture=capture,
+            timeout_seconds=config.rollout_timeout_seconds,
+            spans=None if config.adapter == "capture" else SpanTurns(config.adapter, gateway.store),
         )
         stack.callback(runner.close)
         trackers = open_trackers(config, log_path, run, redact=logs.redact, observer=seams.observer)

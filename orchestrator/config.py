@@ -104,6 +104,10 @@ class Config:
     pass_threshold: float = _identity(1.0, "the reward from which on an evaluation rollout passes, for test/pass_at_k")
 
     # Rollouts
+    adapter: Literal["capture", "tracer", "proxy"] = _identity(
+        "capture",
+        "where trained turns are read: as sampled (capture), or in the spans of Agent-lightning's tracer or proxy",
+    )
     concurrency: int = _operational(64, "rollouts under way at once")
     rollout_timeout_seconds: float = _operational(600.0, "a rollout that takes longer is timed_out")
     on_failure: Literal["drop_member", "drop_group", "stop"] = _identity(

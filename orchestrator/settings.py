@@ -167,6 +167,13 @@ def _check(config: Config) -> None:
     _check_gateway(config)
     if not 0 <= config.val_fraction < 1:
         raise ConfigError(f"val_fraction={config.val_fraction}: expected at least 0 and less than 1")
+    if config.adapter == "tracer":
+        raise ConfigError(
+            "adapter=tracer: Agent-lightning has one active tracer a process, and here many rollouts run in one; set "
+            "adapter=capture or adapter=proxy, which give the same turns"
+        )
+    if config.adapter == "proxy" and config.gateway != "llm_proxy":
+        raise ConfigError("adapter=proxy: only Agent-lightning's proxy leaves spans; add gateway=llm_proxy")
     unknown = set(config.allow_drift) - set(field_drifts()) - {"dataset"}
     if unknown:
         raise ConfigError(f"allow_drift={','.join(sorted(unknown))}: no such field; `dataset` allows changed tasks")

@@ -16,6 +16,7 @@ from orchestrator.testing import KillAt, outcome_of_run, read_ledger
         ("batch_size=3", "batch_size was 2 and is 3"),
         ("lora_rank=4", "lora_rank was 0 and is 4"),
         ("seed=43", "seed was 42 and is 43"),
+        ("adapter=proxy gateway=llm_proxy", "adapter was 'capture' and is 'proxy'"),
         ("shuffle=false", "shuffle was True and is False"),
         ("local.sample_batch_size=7", "local.sample_batch_size was 32 and is 7"),
         ("max_batches=2", "max_batches was None and is 2"),
@@ -24,7 +25,7 @@ from orchestrator.testing import KillAt, outcome_of_run, read_ledger
 )
 def test_another_identity_is_refused_with_field_old_and_new(setting: str, told: str, killed: Path) -> None:
     """H8."""
-    child = fixture_d(killed, setting)
+    child = fixture_d(killed, *setting.split())
     journal, requests = (child.log_path / "journal.jsonl").read_bytes(), read_ledger(child.ledger)
     assert run_child(child) == 3
     assert told in child.output

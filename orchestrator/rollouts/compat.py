@@ -4,13 +4,20 @@ Other modules of the project take the names of both libraries from here, so that
 environment is set. ``tests/rollouts/test_compat.py`` has one test per fix that fails on the day it is not needed:
 
 - ``LITELLM_LOCAL_MODEL_COST_MAP``: litellm 1.108 asks the network for a price list when it is imported.
+- ``AGENTOPS_LOGGING_TO_FILE``, ``AGENTOPS_LOG_SESSION_REPLAY_URL``: the tracer of agentlightning 0.3.0 is AgentOps',
+  which writes ``agentops.log`` where it stands and prints an address for each rollout.
 - ``silence_litellm``: litellm 1.108 prints a banner and its models on stdout when the proxy starts, and has log
   handlers of its own whose lines may quote requests.
+- ``silence_spans``: the telemetry of litellm 1.108 touches spans after their end, and that of agentlightning 0.3.0
+  warns of every request that is no rollout's.
 - ``allow_restart``: in litellm 1.108 one stopped proxy marks the whole process as shutting down, for good.
 - ``set_master_key``: the proxy of litellm 1.108 takes its key from ``LITELLM_MASTER_KEY``; without one, agentlightning
   0.3.0 does not start it.
 - ``install_provider``: litellm 1.108 knows custom providers process-wide only.
 - ``forget_rollout``: the in-memory store of agentlightning 0.3.0 keeps every rollout for ever, about 8 kB each.
+- ``LightningOpenTelemetry``, see ``revealing``: in agentlightning 0.3.0 the spans of the proxy hold no token, its
+  adapter for them takes ids as text but not as the tuples of OpenTelemetry, and its exporter waits for a store server
+  that waits for the exporter.
 - ``ContextTracer``: in agentlightning 0.3.0 ``emit_reward`` finds one tracer per process, yet many rollouts run in it.
 """
 
@@ -20,14 +27,17 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-# Must be set before the first import of litellm anywhere in the process, hence here and not in a function.
+# Must be set before the first import of litellm or agentops anywhere in the process, hence here and not in a function.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+os.environ.setdefault("AGENTOPS_LOGGING_TO_FILE", "False")
+os.environ.setdefault("AGENTOPS_LOG_SESSION_REPLAY_URL", "False")
 
 import litellm
+from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agentlightning.emitter import emit_reward
 from agentlightning.emitter.reward import find_final_reward, get_reward_value, get_rewards_from_span
 from agentlightning.litagent import LitAgent
-from agentlightning.llm_proxy import LLMProxy
+from agentlightning.llm_proxy import LightningOpenTelemetry, LightningSpanExporter, LLMProxy
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.tracer import DummyTracer, get_active_tracer, set_active_tracer
 from agentlightning.types import (
@@ -41,6 +51,7 @@ from agentlightning.types import (
     TraceStatus,
 )
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+from litellm.integrations.opentelemetry import OpenTelemetryConfig
 from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
 from litellm.llms.custom_llm import CustomLLM, CustomLLMError
 from litellm.proxy import proxy_server
@@ -60,16 +71,21 @@ __all__ = [
     "CustomLLMError",
     "InMemoryLightningStore",
     "LLMProxy",
+    "LightningOpenTelemetry",
+    "LightningSpanExporter",
     "LightningStore",
     "LitAgent",
     "LiteLLMCompletionResponsesConfig",
+    "LlmProxyTraceToTriplet",
     "Message",
     "ModelResponse",
     "NamedResources",
+    "OpenTelemetryConfig",
     "ProxyLLM",
     "PythonServerLauncherArgs",
     "Span",
     "SpanCoreFields",
+    "TracerTraceToTriplet",
     "Usage",
     "allow_restart",
     "emit_reward",
@@ -81,9 +97,11 @@ __all__ = [
     "install_tracer",
     "set_master_key",
     "silence_litellm",
+    "silence_spans",
 ]
 
 LITELLM_LOGGERS = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
+SPAN_LOGGERS = ("opentelemetry.sdk.trace", "agentlightning.llm_proxy")
 
 _reward_sink: ContextVar[Callable[[SpanCoreFields], None] | None] = ContextVar("reward_sink", default=None)
 
@@ -97,6 +115,12 @@ def silence_litellm() -> None:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.setLevel(logging.CRITICAL)
+
+
+def silence_spans() -> None:
+    """Keeps to errors who writes the proxy's spans; a span that is missing is told of where it is missed."""
+    for name in SPAN_LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def allow_restart() -> None:

@@ -1,7 +1,7 @@
 """The model behind the gateway: samples the published policy for what an agent asks, and captures what was sampled."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,10 @@ class Completion:
 
     call: Call
     replies: tuple[Reply, ...]
+    reveal: bool = False
+    """Whether the tokens and the policy's version are told, too."""
+    decode: Callable[[list[int]], str] | None = None
+    """The text of a token, where logprobs are told; None: they are not."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -76,10 +80,11 @@ class Provider:
     thread, so the sampling client is only ever used from there.
     """
 
-    def __init__(self, *, rendering: Rendering, capture: Capture) -> None:
-        """``rendering`` must be of the served model."""
+    def __init__(self, *, rendering: Rendering, capture: Capture, reveal: bool = False) -> None:
+        """``rendering`` must be of the served model; ``reveal`` adds each reply's tokens to it."""
         self._rendering = rendering
         self._capture = capture
+        self._reveal = reveal
         self._policy: Policy | None = None
         self._in_flight: set[asyncio.Future[types.SampleResponse]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -124,6 +129,8 @@ class Provider:
             raise _not_under_way(rollout_id, attempt_id)
         try:
             sampling = read_sampling(params, policy.defaults(key.mode))
+            if self._reveal and sampling.num_samples > 1:
+                raise RequestError("n: the spans of a call hold one sample only; ask several times, or adapter=capture")
             tools = read_tools(params)
             so_far = self._capture.turns_so_far(rollout_id, attempt_id)
             prompt = self._rendering.prompt_tokens(read_messages(messages), tools, so_far)
@@ -157,7 +164,8 @@ class Provider:
                 self._capture.abandon(call)
         if not recorded:
             raise _not_under_way(rollout_id, attempt_id)
-        return Completion(call, replies)
+        told_logprobs = self._rendering.tokenizer.decode if self._reveal or sampling.logprobs else None
+        return Completion(call, replies, reveal=self._reveal, decode=told_logprobs)
 
     def withdraw(self, completion: Completion) -> None:
         """Forgets a reply that its agent did not get: only what the agent saw is trained."""

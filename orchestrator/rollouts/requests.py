@@ -13,7 +13,9 @@ MAX_NUM_SAMPLES = 128
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 IGNORED = frozenset({"stream", "stream_options", "max_retries", "user"})
 """Parameters that change nothing about what is sampled."""
-HONOURED = frozenset({"max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n"})
+HONOURED = frozenset(
+    {"max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n", "logprobs"}
+)
 TOOL_PARAMETERS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 """Honoured too, by ``tools.read_tools``."""
 LEGACY = frozenset({"functions", "function_call"})
@@ -23,7 +25,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "min_p": (0,),
     "logit_bias": ({},),
-    "logprobs": (False,),
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "functions": ([],),
@@ -60,6 +61,8 @@ class Sampling:
     """None: derived from what is asked."""
     stop: tuple[str, ...]
     """The agent's own stop strings, besides the renderer's."""
+    logprobs: bool = False
+    """Whether the reply tells the logprob of each sampled token."""
 
 
 def read_sampling(params: Mapping[str, Any], defaults: SamplingDefaults) -> Sampling:
@@ -89,6 +92,7 @@ def read_sampling(params: Mapping[str, Any], defaults: SamplingDefaults) -> Samp
         num_samples=_integer("n", given.get("n", 1), least=1, most=MAX_NUM_SAMPLES),
         seed=_integer("seed", given["seed"], least=-(2**63), most=2**63 - 1) if "seed" in given else None,
         stop=_stop(given.get("stop", [])),
+        logprobs=_boolean("logprobs", given.get("logprobs", False)),
     )
 
 
@@ -202,6 +206,12 @@ def _integer(name: str, value: Any, *, least: int, most: int | None = None) -> i
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         bounds = f"at least {least}" if most is None else f"from {least} to {most}"
         raise RequestError(f"{name}: expected an integer {bounds}, found {value!r}")
+    return value
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise RequestError(f"{name}: expected true or false, found {value!r}")
     return value
 
 

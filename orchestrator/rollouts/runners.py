@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 
+from orchestrator.rollouts.adapters import SpanTurns
 from orchestrator.rollouts.attempts import AttemptResult, Ended, classify, raised, returned
 from orchestrator.rollouts.capture import Capture
 from orchestrator.rollouts.compat import (
@@ -50,12 +51,20 @@ class InlineRunner:
     """
 
     def __init__(
-        self, agent: LitAgent[Any], *, store: InMemoryLightningStore, capture: Capture, timeout_seconds: float
+        self,
+        agent: LitAgent[Any],
+        *,
+        store: InMemoryLightningStore,
+        capture: Capture,
+        timeout_seconds: float,
+        spans: SpanTurns | None = None,
     ) -> None:
+        """``spans``: where the turns that are trained on are read instead of in ``capture``."""
         self._agent = agent
         self._store = store
         self._capture = capture
         self._timeout_seconds = timeout_seconds
+        self._spans = spans
         self._tracer = install_tracer()
         self._reported: deque[str] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -99,6 +108,8 @@ class InlineRunner:
         if ended is None:
             await self._replace_blocked_loop()
         result = classify(ended, rewards, turns, self._timeout_seconds)
+        if self._spans is not None:
+            result = await self._spans.adapt(*ids, result)
         await self._report(rollout, result)
         return result
 

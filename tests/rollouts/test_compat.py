@@ -1,12 +1,18 @@
 """Each fix is still needed, and does what it is for: a test here that fails says which fix can go."""
 
 import inspect
+import logging
 import os
 import threading
+from typing import Any
 
 import agentlightning as agl
 import litellm
+from agentlightning import llm_proxy
 from agentlightning.tracer import base as tracer_base
+from agentops import config as agentops_config
+from agentops.logging import config as agentops_logging
+from litellm.integrations.opentelemetry import OpenTelemetry
 from litellm.litellm_core_utils import get_model_cost_map
 from litellm.proxy import proxy_server
 from litellm.proxy.shutdown.graceful_shutdown_manager import GracefulShutdownManager
@@ -18,6 +24,12 @@ def test_litellm_still_reads_a_price_list_from_the_network_unless_told_not_to() 
     assert os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"
     assert "LITELLM_LOCAL_MODEL_COST_MAP" in inspect.getsource(get_model_cost_map)
     assert litellm.model_cost_map_url.startswith("https://")
+
+
+def test_agentops_still_writes_a_log_file_and_prints_addresses_unless_told_not_to() -> None:
+    assert os.environ["AGENTOPS_LOGGING_TO_FILE"] == os.environ["AGENTOPS_LOG_SESSION_REPLAY_URL"] == "False"
+    assert "AGENTOPS_LOGGING_TO_FILE" in inspect.getsource(agentops_logging)
+    assert "AGENTOPS_LOG_SESSION_REPLAY_URL" in inspect.getsource(agentops_config)
 
 
 def test_litellm_still_prints_when_its_proxy_starts() -> None:
@@ -34,6 +46,33 @@ def test_litellm_still_remembers_a_shutdown_for_the_whole_process() -> None:
 
 def test_the_proxy_still_takes_its_key_from_the_environment() -> None:
     assert "LITELLM_MASTER_KEY" in inspect.getsource(proxy_server)
+
+
+def test_litellm_still_touches_ended_spans_and_agentlightning_still_warns_of_requests_of_no_rollout() -> None:
+    assert "_end_proxy_span_from_kwargs" in inspect.getsource(OpenTelemetry)
+    assert "Cannot log to store" in inspect.getsource(llm_proxy.LightningSpanExporter)
+    compat.silence_spans()
+    assert not logging.getLogger(llm_proxy.__name__).isEnabledFor(logging.WARNING)
+
+
+def test_the_proxys_adapter_still_takes_ids_as_text_and_not_as_opentelemetry_has_them() -> None:
+    def span(prompt: Any, sampled: Any) -> Any:
+        attributes = {"prompt_token_ids": prompt, "response_token_ids": sampled}
+        return agl.Span.from_attributes(
+            rollout_id="r", attempt_id="a", sequence_id=1, name="litellm_request", attributes=attributes
+        )
+
+    adapter = compat.LlmProxyTraceToTriplet()
+    assert adapter.adapt([span((1, 2), (3,))]) == []
+    (triplet,) = adapter.adapt([span("[1, 2]", "[3]")])
+    assert triplet.prompt["token_ids"] == [1, 2]
+    assert "logprobs" not in triplet.response
+
+
+def test_the_proxys_spans_still_hold_no_tokens_and_take_the_processs_tracer_provider() -> None:
+    assert "set_attributes" not in vars(compat.LightningOpenTelemetry)
+    assert "token_ids" not in inspect.getsource(OpenTelemetry)
+    assert "skip_set_global" not in inspect.getsource(compat.LightningOpenTelemetry)
 
 
 def test_agentlightning_still_has_one_tracer_a_process() -> None:

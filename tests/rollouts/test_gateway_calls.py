@@ -135,6 +135,30 @@ async def test_a_malformed_reply_is_plain_text(
     assert response.json()["choices"][0]["finish_reason"] == reason
 
 
+async def test_logprobs_are_told_where_they_are_asked_for(attempt: Attempt) -> None:
+    told = (await attempt.ask(logprobs=True)).json()["choices"][0]["logprobs"]["content"]
+    assert [(entry["token"], entry["logprob"]) for entry in told] == [("7", -0.5), ("<|im_end|>", -0.5)]
+    (turn,) = attempt.turns()
+    assert turn.logprobs == (-0.5, -0.5)
+
+
+async def test_a_reply_tells_its_tokens_and_its_policy_to_the_adapters_only(
+    attempt: Attempt, served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = (await attempt.ask()).json()
+    monkeypatch.setattr(served.provider, "_reveal", True)
+    told = (await attempt.ask()).json()
+    several = await attempt.ask(n=2)
+    turn, _ = attempt.turns()
+    assert not {"prompt_token_ids", "system_fingerprint"} & {name for name, value in plain.items() if value}
+    assert not {"token_ids", "logprobs"} & {name for name, value in plain["choices"][0].items() if value}
+    assert told["prompt_token_ids"] == list(turn.prompt_tokens)
+    assert told["choices"][0]["token_ids"] == list(turn.sampled_tokens)
+    assert [entry["logprob"] for entry in told["choices"][0]["logprobs"]["content"]] == [-0.5, -0.5]
+    assert told["system_fingerprint"] == "policy-version-0"
+    assert several.status_code == 400, "a span holds one sample"
+
+
 async def test_a_streaming_client_is_served(attempt: Attempt) -> None:
     response = await attempt.ask(stream=True)
     assert response.status_code == 200

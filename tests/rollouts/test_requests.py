@@ -40,6 +40,7 @@ def test_what_is_not_asked_is_the_policys() -> None:
         ({"seed": 0}, "seed", 0),
         ({"stop": "x"}, "stop", ("x",)),
         ({"stop": ["x", "yz"]}, "stop", ("x", "yz")),
+        ({"logprobs": True}, "logprobs", True),
     ],
 )
 def test_what_is_asked_is_honoured(asked: dict[str, Any], field: str, value: Any) -> None:
@@ -60,7 +61,8 @@ REFUSED: dict[str, list[Any]] = {
     "function_call": [{"name": "f"}],
     "response_format": [{"type": "json_object"}],
     "presence_penalty": [0.5],
-    "logprobs": [True],
+    "logprobs": [1, "true"],
+    "top_logprobs": [2],
     "frobnicate": [1],
 }
 

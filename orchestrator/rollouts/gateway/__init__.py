@@ -38,10 +38,12 @@ class Gateway:
         host: str = "127.0.0.1",
         port: int = 0,
         address: str | None = None,
+        spans: bool = False,
     ) -> None:
         """``host`` and ``port`` are where it listens; ``port`` 0 takes any free one.
 
         ``address`` is what agents are told; without it, host and port, which must then be reachable as they stand.
+        With ``spans`` each call leaves its spans in the store, which only ``llm_proxy`` makes.
         """
         # The gateway's thread and the runners' both use it.
         self.store = InMemoryLightningStore(thread_safe=True)
@@ -51,7 +53,9 @@ class Gateway:
         self._address = address
         self._key = new_run_key()
         self._server: SlimServer | LLMProxyServer = (
-            SlimServer(provider, self._key) if kind == "slim" else LLMProxyServer(provider, self._key, self.store)
+            SlimServer(provider, self._key)
+            if kind == "slim"
+            else LLMProxyServer(provider, self._key, self.store, spans=spans)
         )
         self._started = False
 

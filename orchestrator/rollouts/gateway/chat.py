@@ -9,7 +9,9 @@ from starlette.responses import Response
 from orchestrator.rollouts.gateway.wire import (
     MODEL,
     Asked,
+    beside_choices,
     check_common,
+    choice_of,
     event_stream,
     json_response,
     message_of,
@@ -65,10 +67,11 @@ def _whole(completion: Completion) -> dict[str, Any]:
     return {
         **_heading("chat.completion"),
         "choices": [
-            {"index": index, "message": message_of(reply), "finish_reason": reply.finish_reason, "logprobs": None}
+            {"message": message_of(reply), **choice_of(completion, index)}
             for index, reply in enumerate(completion.replies)
         ],
         "usage": usage_of(completion),
+        **beside_choices(completion),
     }
 
 
@@ -81,8 +84,9 @@ def _chunks(completion: Completion, *, include_usage: bool) -> Iterator[dict[str
         calls = message.get("tool_calls")
         if calls:
             message["tool_calls"] = [{"index": position, **call} for position, call in enumerate(calls)]
-        yield {**heading, "choices": [{"index": index, "delta": message, "finish_reason": None}]}
-        yield {**heading, "choices": [{"index": index, "delta": {}, "finish_reason": reply.finish_reason}]}
+        choice = choice_of(completion, index)
+        yield {**heading, "choices": [{**choice, "delta": message, "finish_reason": None}]}
+        yield {**heading, "choices": [{"index": index, "delta": {}, "finish_reason": choice["finish_reason"]}]}
     if include_usage:
         yield {**heading, "choices": [], "usage": usage_of(completion)}
     yield "[DONE]"

@@ -20,6 +20,7 @@ from orchestrator.rollouts.compat import (
 from orchestrator.rollouts.gateway.listening import Binding
 from orchestrator.rollouts.gateway.wire import MODEL, NO_ROLLOUT, model_response
 from orchestrator.rollouts.provider import NOT_FOUND, CallError, Provider, made_again
+from orchestrator.rollouts.revealing import TokenTelemetry
 
 START_SECONDS = 60.0
 """A loaded machine may need many; that another process has the port shows at once."""
@@ -52,8 +53,9 @@ class ServedByLiteLLM(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are
 class LLMProxyServer:
     """One proxy; a process can have one at a time, because LiteLLM's application is process-wide."""
 
-    def __init__(self, provider: Provider, key: str, store: InMemoryLightningStore) -> None:
-        """``key`` is asked for on every route but the health check."""
+    def __init__(self, provider: Provider, key: str, store: InMemoryLightningStore, *, spans: bool) -> None:
+        """``key`` is asked for on all routes but the health check; ``spans``: each call leaves its own in ``store``."""
+        self._callbacks = [TokenTelemetry] if spans else []
         self._served = ServedByLiteLLM(provider)
         self._key = key
         self._store = store
@@ -66,6 +68,8 @@ class LLMProxyServer:
             GatewayError: another process holds the port, which shows at once, or the proxy does not come up.
         """
         binding = _claimable(binding)
+        if self._callbacks:
+            compat.silence_spans()
         compat.allow_restart()
         compat.set_master_key(self._key)
         compat.install_provider("orchestrator", self._served)
@@ -81,9 +85,8 @@ class LLMProxyServer:
                 startup_timeout=START_SECONDS,
                 log_level=logging.WARNING,
             ),
-            # Capture is the provider's, so no spans are made; a retry or a cooldown here would sample a turn twice or
-            # refuse healthy calls after a bad one.
-            callbacks=[],
+            callbacks=self._callbacks,
+            # A retry or a cooldown here would sample a turn twice or refuse healthy calls after a bad one.
             num_retries=0,
             litellm_config={"router_settings": {"num_retries": 0, "disable_cooldowns": True}},
         )

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from orchestrator.rollouts.compat import Choices, Message, ModelResponse, Usage
 from orchestrator.rollouts.provider import BAD_REQUEST, NOT_FOUND, CallError, Completion
 from orchestrator.rollouts.rendering import Reply
+from orchestrator.rollouts.revealing import logprobs_of, revealed
 
 MODEL = "policy"
 """The one model's name."""
@@ -77,6 +78,22 @@ def message_of(reply: Reply) -> dict[str, Any]:
     return message
 
 
+def choice_of(completion: Completion, index: int) -> dict[str, Any]:
+    """A choice of a chat completion, but for its message."""
+    reply = completion.replies[index]
+    choice: dict[str, Any] = {"index": index, "finish_reason": reply.finish_reason, "logprobs": None}
+    if completion.decode is not None:
+        choice["logprobs"] = logprobs_of(reply.turn, completion.decode)
+    if completion.reveal:
+        choice["token_ids"] = list(reply.turn.sampled_tokens)
+    return choice
+
+
+def beside_choices(completion: Completion) -> dict[str, Any]:
+    """What a chat completion tells beside its choices to who reads the tokens in it."""
+    return revealed(completion.replies[0].turn) if completion.reveal else {}
+
+
 def usage_of(completion: Completion) -> dict[str, int]:
     """The token counts of a chat completion."""
     asked, sampled = completion.num_prompt_tokens, completion.num_sampled_tokens
@@ -90,15 +107,18 @@ def new_id(prefix: str) -> str:
 
 def model_response(completion: Completion, *, id_prefix: str = "chatcmpl-") -> ModelResponse:
     """The reply as LiteLLM and its translations take it."""
-    return ModelResponse(
+    response = ModelResponse(
         id=new_id(id_prefix),
         model=MODEL,
         choices=[
-            Choices(index=index, finish_reason=reply.finish_reason, message=Message(**message_of(reply)))
+            Choices(message=Message(**message_of(reply)), **choice_of(completion, index))
             for index, reply in enumerate(completion.replies)
         ],
         usage=Usage(**usage_of(completion)),
     )
+    for name, value in beside_choices(completion).items():
+        setattr(response, name, value)
+    return response
 
 
 def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
