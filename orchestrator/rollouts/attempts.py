@@ -27,7 +27,7 @@ class AttemptResult:
     """None where there is none, or where it is not finite."""
     turns: tuple[Turn, ...]
     error: str | None
-    """None when succeeded. Where the agent raised: ``<type> at <file>:<line>: <message> ...``, as of ``classify``."""
+    """None when succeeded. Where the agent raised: ``<type> at <file>:<line>: <message> ...``, as of ``report_of``."""
 
 
 class Runner(Protocol):
@@ -60,24 +60,43 @@ class Ended:
     error: BaseException | None = None
 
 
-def classify(ended: Ended | None, rewards: Rewards, turns: tuple[Turn, ...], timeout_seconds: float) -> AttemptResult:
-    """The outcome of an attempt that ended as ``ended``, or did not within ``timeout_seconds`` (None)."""
-    if ended is None:
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the agent's end comes to, its turns aside: JSON values, which travel between processes as they are."""
+
+    reward: float | None
+    """None where there is none, or where it is not finite."""
+    invalid: str | None
+    """Why there is no finite reward, where the agent returned."""
+    error: str | None
+    """Where the agent raised: what it raised, as of ``report_of``."""
+
+
+def report_of(ended: Ended, rewards: Rewards, redact: Redactor | None = None) -> Report:
+    """What an agent that ended as ``ended`` has to say; ``redact`` takes the secrets out of its error."""
+    if ended.error is not None:
+        return Report(None, None, _describe(ended.error, redact or Redactor()))
+    return Report(*_reward(ended.value, rewards), None)
+
+
+def judge(report: Report | None, turns: tuple[Turn, ...], timeout_seconds: float) -> AttemptResult:
+    """The outcome of an attempt of which the agent reported so much, or nothing within ``timeout_seconds`` (None)."""
+    if report is None:
         problem = f"the agent did not return within {timeout_seconds:g} s (rollout_timeout_seconds)"
         return AttemptResult(Outcome.TIMED_OUT, None, turns, problem)
-    if ended.error is not None:
-        return AttemptResult(Outcome.FAILED, None, turns, _describe(ended.error))
-    reward, invalid = _reward(ended.value, rewards)
+    if report.error is not None:
+        return AttemptResult(Outcome.FAILED, None, turns, report.error)
+    invalid = report.invalid
     if not turns:
         problem = (
             "the agent returned without having called the model. Does its client use base_url=llm.endpoint and "
             "api_key=llm.api_key, rather than an address and a key of its own?"
         )
-        return AttemptResult(Outcome.EMPTY, reward, turns, problem)
+        return AttemptResult(Outcome.EMPTY, report.reward, turns, problem)
     num_invalid = sum(not turn.valid for turn in turns)
     if num_invalid:
         invalid = f"{num_invalid} of {len(turns)} turns lack token ids or logprobs, or have unequal numbers of them"
-    return AttemptResult(Outcome.INVALID if invalid else Outcome.SUCCEEDED, reward, turns, invalid)
+    return AttemptResult(Outcome.INVALID if invalid else Outcome.SUCCEEDED, report.reward, turns, invalid)
 
 
 def _reward(value: Any, rewards: Rewards) -> tuple[float | None, str | None]:
@@ -95,12 +114,12 @@ def _reward(value: Any, rewards: Rewards) -> tuple[float | None, str | None]:
     return (reward, None) if math.isfinite(reward) else (None, f"the reward is {reward}; expected a finite number")
 
 
-def _describe(error: BaseException) -> str:
+def _describe(error: BaseException, redact: Redactor) -> str:
     """Type, the agent's line, shortened message and innermost frames of the error, and of its cause.
 
     Never locals or secrets, and none of the ids and addresses that differ between two runs of the same rollout.
     """
-    message = Redactor()(str(error))
+    message = redact(str(error))
     message = re.sub(r"https?://[^\s'\"]*/rollout/[^/\s]+/attempt/[^/\s'\"]+", "<llm.endpoint>", message)
     message = re.sub(r"\b0x[0-9a-f]{6,}\b", "0x...", message)
     if len(message) > MAX_MESSAGE_CHARACTERS:
@@ -108,7 +127,7 @@ def _describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = "; ".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames[-MAX_FRAMES:])
     described = f"{type(error).__name__}{_agents_line(frames)}: {message} ({where})"
-    return described if error.__cause__ is None else f"{described}, caused by {_describe(error.__cause__)}"
+    return described if error.__cause__ is None else f"{described}, caused by {_describe(error.__cause__, redact)}"
 
 
 def _agents_line(frames: traceback.StackSummary) -> str:

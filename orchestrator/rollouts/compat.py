@@ -10,8 +10,11 @@ environment is set. ``tests/rollouts/test_compat.py`` has one test per fix that 
 - ``set_master_key``: the proxy of litellm 1.108 takes its key from ``LITELLM_MASTER_KEY``; without one, agentlightning
   0.3.0 does not start it.
 - ``install_provider``: litellm 1.108 knows custom providers process-wide only.
-- ``forget_rollout``: the in-memory store of agentlightning 0.3.0 keeps every rollout for ever, about 8 kB each.
+- ``forget_rollout``, ``forget_resources``: the in-memory store of agentlightning 0.3.0 keeps every rollout for ever,
+  about 8 kB each, and every resource.
 - ``ContextTracer``: in agentlightning 0.3.0 ``emit_reward`` finds one tracer per process, yet many rollouts run in it.
+- ``OTLP_LOSES_SPANS``: in agentlightning 0.3.0 the exporter of spans keeps the endpoint it was made with, so what goes
+  to a store over HTTP is lost while its rollouts succeed; a store that does not offer OTLP gets them one by one.
 """
 
 import logging
@@ -28,17 +31,22 @@ from agentlightning.emitter import emit_reward
 from agentlightning.emitter.reward import find_final_reward, get_reward_value
 from agentlightning.litagent import LitAgent
 from agentlightning.llm_proxy import LLMProxy
-from agentlightning.store import InMemoryLightningStore, LightningStore
-from agentlightning.tracer import DummyTracer, get_active_tracer, set_active_tracer
+from agentlightning.runner import LitAgentRunner
+from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, LightningStoreServer
+from agentlightning.store.base import UNSET
+from agentlightning.tracer import DummyTracer, OtelTracer, get_active_tracer, set_active_tracer
 from agentlightning.types import (
+    Attempt,
     AttemptedRollout,
     AttemptStatus,
     Attributes,
     NamedResources,
     ProxyLLM,
+    RolloutConfig,
     Span,
     SpanCoreFields,
     TraceStatus,
+    Worker,
 )
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from litellm.llms.custom_llm import CustomLLM, CustomLLMError
@@ -49,6 +57,9 @@ from litellm.types.utils import Choices, Message, ModelResponse, Usage
 from litellm.utils import custom_llm_setup
 
 __all__ = [
+    "OTLP_LOSES_SPANS",
+    "UNSET",
+    "Attempt",
     "AttemptStatus",
     "AttemptedRollout",
     "Choices",
@@ -58,24 +69,34 @@ __all__ = [
     "InMemoryLightningStore",
     "LLMProxy",
     "LightningStore",
+    "LightningStoreClient",
+    "LightningStoreServer",
     "LitAgent",
+    "LitAgentRunner",
     "Message",
     "ModelResponse",
     "NamedResources",
     "ProxyLLM",
     "PythonServerLauncherArgs",
+    "RolloutConfig",
     "Span",
     "Usage",
+    "Worker",
+    "WorkerTracer",
     "allow_restart",
     "emit_reward",
     "find_final_reward",
+    "forget_resources",
     "forget_rollout",
+    "forget_worker",
     "install_provider",
     "install_tracer",
     "set_master_key",
     "silence_litellm",
 ]
 
+OTLP_LOSES_SPANS = {"otlp_traces": False}
+"""To be merged into the capabilities of a store over HTTP."""
 LITELLM_LOGGERS = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 
 _reward_sink: ContextVar[Callable[[float], None] | None] = ContextVar("reward_sink", default=None)
@@ -115,15 +136,30 @@ async def forget_rollout(store: InMemoryLightningStore, rollout_id: str) -> None
     async with store.collections.atomic(mode="rw", snapshot=False, labels=labels) as kept:
         for collection in (kept.spans, kept.attempts, kept.rollouts):
             await collection.delete((await collection.query(filter=this)).items)
+            collection._items.pop(rollout_id, None)  # noqa: SLF001 - the tree's branch, which it leaves when it is empty
         await kept.span_sequence_ids.pop(rollout_id)
     # The store's own indexes, which it offers no way to shrink.
     store._completion_events.pop(rollout_id, None)  # noqa: SLF001
     store._start_time_by_rollout.pop(rollout_id, None)  # noqa: SLF001
+    store._running_rollout_ids.discard(rollout_id)  # noqa: SLF001
     store._total_span_bytes -= store._span_bytes_by_rollout.pop(rollout_id, 0)  # noqa: SLF001
 
 
-class ContextTracer(DummyTracer):  # type: ignore[misc]  # Agent-lightning's classes are Any here
-    """A tracer that hands each emitted reward to the rollout in whose context it was emitted."""
+async def forget_resources(store: InMemoryLightningStore, resources_id: str) -> None:
+    """Drops resources that no rollout needs any more; unknown ones are none to drop."""
+    async with store.collections.atomic(mode="rw", snapshot=False, labels=["resources"]) as kept:
+        found = await kept.resources.query(filter={"resources_id": {"exact": resources_id}})
+        await kept.resources.delete(found.items)
+
+
+async def forget_worker(store: InMemoryLightningStore, worker_id: str) -> None:
+    """Drops a worker that is gone; an unknown one is none to drop."""
+    async with store.collections.atomic(mode="rw", snapshot=False, labels=["workers"]) as kept:
+        await kept.workers.delete((await kept.workers.query(filter={"worker_id": {"exact": worker_id}})).items)
+
+
+class _TellsRewards:
+    """What makes a tracer hand each emitted reward to the rollout in whose context it was emitted."""
 
     def create_span(
         self,
@@ -137,7 +173,7 @@ class ContextTracer(DummyTracer):  # type: ignore[misc]  # Agent-lightning's cla
         Raises:
             RuntimeError: a reward is emitted where no rollout runs, for instance in a thread the agent started itself.
         """
-        span = super().create_span(name, attributes, timestamp, status)
+        span = super().create_span(name, attributes, timestamp, status)  # type: ignore[misc]  # of the tracer beside it
         reward = get_reward_value(span)
         if reward is not None:
             sink = _reward_sink.get()
@@ -155,6 +191,14 @@ class ContextTracer(DummyTracer):  # type: ignore[misc]  # Agent-lightning's cla
         For contexts that one rollout has to itself: there is no way back.
         """
         _reward_sink.set(sink)
+
+
+class ContextTracer(_TellsRewards, DummyTracer):  # type: ignore[misc]  # Agent-lightning's classes are Any here
+    """Traces nothing: the tracer of many rollouts in one process."""
+
+
+class WorkerTracer(_TellsRewards, OtelTracer):  # type: ignore[misc]
+    """Agent-lightning's OpenTelemetry tracer, whose spans go to the store: of one rollout at a time."""
 
 
 def install_tracer() -> ContextTracer:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import secrets
 import socket
 from typing import Any
@@ -19,10 +18,10 @@ from orchestrator.rollouts.compat import (
     ProxyLLM,
     PythonServerLauncherArgs,
 )
+from orchestrator.rollouts.loopback import bypass_proxies
 from orchestrator.rollouts.provider import Policy, Provider
 
 HOST = "127.0.0.1"
-LOOPBACK = (HOST, "localhost")
 MODEL = "policy"
 RESOURCE = "main_llm"
 """Under this name agents that are classes find the model in their resources."""
@@ -135,20 +134,6 @@ class Gateway:
         names = [model["id"] for model in ours.json()["data"]]
         if names != [MODEL]:
             raise RuntimeError(f"another server answers there (it serves {names})")
-
-
-def bypass_proxies() -> None:
-    """Adds the loopback addresses to ``NO_PROXY`` and ``no_proxy`` of this process and its children.
-
-    The clients of agents obey ``HTTP_PROXY``, and a proxy elsewhere cannot reach this machine's loopback. Clients
-    differ in which of the two names they read, so both get the entries of both.
-    """
-    names = ("NO_PROXY", "no_proxy")
-    entries = [entry.strip() for name in names for entry in os.environ.get(name, "").split(",")]
-    # A star means every host, but to some clients only where it stands alone.
-    value = "*" if "*" in entries else ",".join(dict.fromkeys([*filter(None, entries), *LOOPBACK]))
-    for name in names:
-        os.environ[name] = value
 
 
 def _bearer(key: str) -> dict[str, Any]:
