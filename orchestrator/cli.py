@@ -29,6 +29,22 @@ exit codes: 0 nothing differed; 1 a run came out differently, its seed, round an
 that trains nothing"""
 
 
+RUNNER_HELP = """\
+settings:
+  store_address=http://HOST:PORT   where the run serves its store (its store_host and store_port); required
+  agent=module:attribute           the agent of the run, importable from the current directory; required
+  num_workers=1                    processes, one rollout at a time each
+  key_file=PATH                    store.key of the run directory, where this machine sees it
+
+environment:
+  ORCHESTRATOR_STORE_KEY           the run's key, where no key_file is given
+
+The agent's code runs here, with this user's rights. Standard error gets one JSON object a line. The first SIGTERM or
+SIGINT lets each worker end its rollout, the second does not wait for it.
+
+exit codes: 2 usage, a wrong key or another agent than the run's; 130 or 143 ended by a signal"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carries out one command and returns its exit code; every error is one message on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -98,6 +114,17 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     verify.add_argument("log_path", type=Path)
     verify.add_argument("--json", action="store_true", help="one JSON object")
     verify.set_defaults(command=_verify)
+
+    runner = commands.add_parser(
+        "runner",
+        help="play rollouts for a run with placement=external, from this or any other machine",
+        description="Starts worker processes that play an agent's rollouts for the store of a run. They may join "
+        "before the run starts, leave at any time, and live through its death and resume.",
+        epilog=RUNNER_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    runner.add_argument("settings", nargs="*", metavar="key=value", help="settings below")
+    runner.set_defaults(command=_runner)
 
     graph = commands.add_parser("graph", help="the machine as a Mermaid diagram")
     graph.set_defaults(command=_graph)
@@ -180,6 +207,17 @@ def _chaos(options: argparse.Namespace) -> int:
         return EXIT_FAILED
     shutil.rmtree(verdict.folder)
     return EXIT_FINISHED
+
+
+def _runner(options: argparse.Namespace) -> int:
+    # Start-up time: Agent-lightning takes seconds to import, which a wrong setting need not wait for.
+    from orchestrator.rollouts.runners.settings import read_settings
+
+    settings = read_settings(options.settings)
+    print("loading Agent-lightning (some seconds)", file=sys.stderr)
+    from orchestrator.rollouts.runners.standalone import run_workers
+
+    return run_workers(settings)
 
 
 def _graph(_options: argparse.Namespace) -> int:

@@ -26,7 +26,7 @@ from orchestrator.rollouts.dataset import TaskBatches, TaskSets
 from orchestrator.rollouts.gateway import Gateway
 from orchestrator.rollouts.provider import Provider
 from orchestrator.rollouts.rendering import Rendering
-from orchestrator.rollouts.runners import InlineRunner
+from orchestrator.rollouts.runners.placements import open_runner
 from orchestrator.training.checkpoints import CheckpointLedger
 from orchestrator.training.publish import Publisher
 from orchestrator.training.weights import TrainedWeights
@@ -84,7 +84,8 @@ async def open_resources(
 
     Raises:
         UnrecoverableError: no checkpoint is alive and the run cannot be redone; the gateway was not started.
-        GatewayError: the gateway did not come up.
+        GatewayError: the gateway or the store's server did not come up.
+        ConfigError: the key of the store is none.
     """
     async with AsyncExitStack() as stack:
         service = backend.service
@@ -109,14 +110,18 @@ async def open_resources(
         await gateway.start()
         stack.push_async_callback(gateway.stop)
         logs.capture_loggers()  # again: LiteLLM has attached handlers of its own meanwhile
-        runner = InlineRunner(
-            agent,
-            store=gateway.store,
-            capture=capture,
-            timeout_seconds=config.rollout_timeout_seconds,
-            spans=None if config.adapter == "capture" else SpanTurns(config.adapter, gateway.store),
+        runner = await stack.enter_async_context(
+            open_runner(
+                config,
+                log_path,
+                agent,
+                store=gateway.store,
+                capture=capture,
+                spans=None if config.adapter == "capture" else SpanTurns(config.adapter, gateway.store),
+                disk=seams.disk,
+                keep_secret=logs.redact.add,
+            )
         )
-        stack.callback(runner.close)
         trackers = open_trackers(config, log_path, run, redact=logs.redact, observer=seams.observer)
         stack.push_async_callback(trackers.close)
         yield Resources(

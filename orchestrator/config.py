@@ -109,6 +109,17 @@ class Config:
         "where trained turns are read: as sampled (capture), or in the spans of Agent-lightning's tracer or proxy",
     )
     concurrency: int = _operational(64, "rollouts under way at once")
+    placement: Literal["inline", "processes", "external"] = _operational(
+        "inline",
+        "where agents run. inline: in this process; processes: num_workers processes of this machine; external: "
+        "wherever `python -m orchestrator runner` is started",
+    )
+    num_workers: int = _operational(4, "worker processes under placement=processes, one rollout at a time each")
+    store_host: str = _operational("127.0.0.1", "address that runners reach the store at, under placement=external")
+    store_port: int = _operational(0, "its port, which must be given under placement=external")
+    worker_lost_seconds: float = _operational(
+        30.0, "a worker that is silent for so long is taken for dead, and its rollout is played again by another"
+    )
     rollout_timeout_seconds: float = _operational(600.0, "a rollout that takes longer is timed_out")
     on_failure: Literal["drop_member", "drop_group", "stop"] = _identity(
         "drop_member", "what becomes of a rollout that did not succeed once its retries are used up"

@@ -122,6 +122,7 @@ def _check(config: Config) -> None:
     if not config.agent:
         raise ConfigError("agent: expected module:attribute of an @agl.rollout function, e.g. agent=my_agents:solve")
     at_least = {
+        3: ("worker_lost_seconds",),  # workers say every second that they live
         2: ("group_size",),  # rewards are compared within a group
         1: (
             "batch_size",
@@ -130,6 +131,7 @@ def _check(config: Config) -> None:
             "max_tokens",
             "eval_group_size",
             "concurrency",
+            "num_workers",
             "max_no_progress_batches",
             "num_epochs",
             "num_substeps",
@@ -148,6 +150,7 @@ def _check(config: Config) -> None:
             "kl_discount_factor",
             "grace_seconds",
             "gateway_port",
+            "store_port",
         ),
     }
     for least, names in at_least.items():
@@ -158,6 +161,11 @@ def _check(config: Config) -> None:
     for name in ("rollout_timeout_seconds", "backend_timeout_seconds", "state_timeout_seconds"):
         if not getattr(config, name) > 0:
             raise ConfigError(f"{name}={getattr(config, name)}: expected more than 0")
+    if config.placement == "external" and not config.store_port:
+        raise ConfigError(
+            "store_port=0: placement=external needs a port of its own, e.g. store_port=4747, at which runners find the "
+            "store again after a resume"
+        )
     address = urlsplit(config.base_url or "")
     if address.username or address.password or address.query:
         raise ConfigError(

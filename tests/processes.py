@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -92,9 +93,15 @@ def run_child(child: Child, *, timeout_seconds: float = 120.0) -> int:
     return wait_for(start_child(child), timeout_seconds=timeout_seconds)
 
 
-def start_child(child: Child) -> Any:
-    """A child that runs while the test goes on; a ``multiprocessing.Process``."""
-    return _start(_child_main, child)
+def start_child(child: Child, *, daemon: bool = True) -> Any:
+    """A child that runs while the test goes on; a ``multiprocessing.Process``. One with workers is no ``daemon``."""
+    return _start(_child_main, child, daemon=daemon)
+
+
+def start_command(folder: Path, *arguments: str, environ: Mapping[str, str] | None = None) -> Any:
+    """One command that runs while the test goes on and may have children; it prints into the files of ``folder``."""
+    folder.mkdir(exist_ok=True)
+    return _start(_command_main, folder, arguments, environ or {}, daemon=False)
 
 
 def wait_for(process: Any, *, timeout_seconds: float = 120.0) -> int:
@@ -109,7 +116,7 @@ def wait_for(process: Any, *, timeout_seconds: float = 120.0) -> int:
 def run_command(folder: Path, *arguments: str) -> tuple[int, str, str]:
     """One command as a user types it, in ``folder``: exit code, standard output, standard error."""
     folder.mkdir(exist_ok=True)
-    code = wait_for(_start(_command_main, folder, arguments))
+    code = wait_for(_start(_command_main, folder, arguments, {}))
     return code, (folder / "stdout.txt").read_text(), (folder / "stderr.txt").read_text()
 
 
@@ -118,8 +125,8 @@ def fork_context() -> ForkServerContext:
     return fork_context_with("processes", "observers", "tinker_service")
 
 
-def _start(target: Callable[..., None], *arguments: Any) -> Any:
-    return start_process(target, *arguments, context=fork_context(), daemon=True)
+def _start(target: Callable[..., None], *arguments: Any, daemon: bool = True) -> Any:
+    return start_process(target, *arguments, context=fork_context(), daemon=daemon)
 
 
 def _child_main(child: Child) -> None:
@@ -144,8 +151,9 @@ def _child_main(child: Child) -> None:
     sys.exit(code)
 
 
-def _command_main(folder: Path, arguments: tuple[str, ...]) -> None:
+def _command_main(folder: Path, arguments: tuple[str, ...], environ: Mapping[str, str]) -> None:
     _enter(folder, "stdout.txt", "stderr.txt")
+    os.environ.update(environ)
     sys.argv = ["orchestrator", *arguments]
     run_command_line()
 
@@ -155,3 +163,5 @@ def _enter(folder: Path, stdout: str, stderr: str) -> None:
     os.chdir(folder)
     sys.path.insert(0, str(AGENTS))
     print_into(folder, stdout, stderr)
+    # A child's own children would come from a server of their own, which imports everything again.
+    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]

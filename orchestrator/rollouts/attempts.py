@@ -55,31 +55,52 @@ def raised(error: BaseException) -> Ended:
     return Ended(failure=describe(error))
 
 
-def classify(ended: Ended | None, rewards: Rewards, turns: tuple[Turn, ...], timeout_seconds: float) -> AttemptResult:
-    """The outcome of an attempt that ended as ``ended``, or did not within ``timeout_seconds`` (None).
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the agent's end comes to, its turns aside: JSON values, which travel between processes as they are."""
+
+    reward: float | None
+    """None where there is none, or where it is not finite."""
+    invalid: str | None
+    """Why there is no finite reward, where the agent returned."""
+    error: str | None
+    """Where the agent raised: ``<type> at <file>:<line>: <message>``."""
+    rewards: tuple[Mapping[str, float | None], ...] = ()
+    """Every reward given, as of ``AttemptResult``."""
+    traceback: str | None = None
+
+
+def report_of(ended: Ended, rewards: Rewards) -> Report:
+    """What an agent that ended as ``ended`` has to say; what it emits from now on is ignored.
 
     The reward is the last one given: the returned number, else what was emitted last. Where that one is missing, not
     finite or no number the attempt is invalid; no earlier one takes its place, and it never counts as 0.
     """
     given = rewards.close()
-    if ended is None:
-        problem = f"the agent did not return within {timeout_seconds:g} s (rollout_timeout_seconds)"
-        return AttemptResult(Outcome.TIMED_OUT, None, turns, problem, storable(given))
     if ended.failure is not None:
-        failure = ended.failure
-        return AttemptResult(Outcome.FAILED, None, turns, failure.error, storable(given), failure.traceback)
+        return Report(None, None, ended.failure.error, storable(given), ended.failure.traceback)
     if ended.value is not None:
         given = (*given, {PRIMARY: ended.value})
     invalid = ended.problem or why_no_reward(given)
-    reward = None if invalid else primary(given[-1])
+    return Report(None if invalid else primary(given[-1]), invalid, None, storable(given))
+
+
+def judge(report: Report | None, turns: tuple[Turn, ...], timeout_seconds: float) -> AttemptResult:
+    """The outcome of an attempt of which the agent reported so much, or nothing within ``timeout_seconds`` (None)."""
+    if report is None:
+        problem = f"the agent did not return within {timeout_seconds:g} s (rollout_timeout_seconds)"
+        return AttemptResult(Outcome.TIMED_OUT, None, turns, problem)
+    if report.error is not None:
+        return AttemptResult(Outcome.FAILED, None, turns, report.error, report.rewards, report.traceback)
     if not turns:
         problem = (
             "the agent returned without having called the model. Does its client use base_url=llm.endpoint and "
             "api_key=llm.api_key, rather than an address and a key of its own?"
         )
-        return AttemptResult(Outcome.EMPTY, reward, turns, problem, storable(given))
+        return AttemptResult(Outcome.EMPTY, report.reward, turns, problem, report.rewards)
+    invalid = report.invalid
     num_invalid = sum(not turn.valid for turn in turns)
     if num_invalid:
         invalid = f"{num_invalid} of {len(turns)} turns lack token ids or logprobs, or have unequal numbers of them"
     outcome = Outcome.INVALID if invalid else Outcome.SUCCEEDED
-    return AttemptResult(outcome, reward, turns, invalid, storable(given))
+    return AttemptResult(outcome, report.reward, turns, invalid, report.rewards)

@@ -14,11 +14,14 @@ environment is set. ``tests/rollouts/test_compat.py`` has one test per fix that 
 - ``set_master_key``: the proxy of litellm 1.108 takes its key from ``LITELLM_MASTER_KEY``; without one, agentlightning
   0.3.0 does not start it.
 - ``install_provider``: litellm 1.108 knows custom providers process-wide only.
-- ``forget_rollout``: the in-memory store of agentlightning 0.3.0 keeps every rollout for ever, about 8 kB each.
+- ``forget_rollout``, ``forget_resources``: the in-memory store of agentlightning 0.3.0 keeps every rollout for ever,
+  about 8 kB each, and every resource.
 - ``LightningOpenTelemetry``, see ``revealing``: in agentlightning 0.3.0 the spans of the proxy hold no token, its
   adapter for them takes ids as text but not as the tuples of OpenTelemetry, and its exporter waits for a store server
   that waits for the exporter.
 - ``ContextTracer``: in agentlightning 0.3.0 ``emit_reward`` finds one tracer per process, yet many rollouts run in it.
+- ``OTLP_LOSES_SPANS``: in agentlightning 0.3.0 the exporter of spans keeps the endpoint it was made with, so what goes
+  to a store over HTTP is lost while its rollouts succeed; a store that does not offer OTLP gets them one by one.
 """
 
 import logging
@@ -38,17 +41,22 @@ from agentlightning.emitter import emit_reward
 from agentlightning.emitter.reward import find_final_reward, get_reward_value, get_rewards_from_span
 from agentlightning.litagent import LitAgent
 from agentlightning.llm_proxy import LightningOpenTelemetry, LightningSpanExporter, LLMProxy
-from agentlightning.store import InMemoryLightningStore, LightningStore
-from agentlightning.tracer import DummyTracer, get_active_tracer, set_active_tracer
+from agentlightning.runner import LitAgentRunner
+from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, LightningStoreServer
+from agentlightning.store.base import UNSET
+from agentlightning.tracer import DummyTracer, OtelTracer, get_active_tracer, set_active_tracer
 from agentlightning.types import (
+    Attempt,
     AttemptedRollout,
     AttemptStatus,
     Attributes,
     NamedResources,
     ProxyLLM,
+    RolloutConfig,
     Span,
     SpanCoreFields,
     TraceStatus,
+    Worker,
 )
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from litellm.integrations.opentelemetry import OpenTelemetryConfig
@@ -62,7 +70,10 @@ from litellm.types.utils import Choices, Message, ModelResponse, Usage
 from litellm.utils import custom_llm_setup
 
 __all__ = [
+    "OTLP_LOSES_SPANS",
+    "UNSET",
     "AnthropicAdapter",
+    "Attempt",
     "AttemptStatus",
     "AttemptedRollout",
     "Choices",
@@ -74,7 +85,10 @@ __all__ = [
     "LightningOpenTelemetry",
     "LightningSpanExporter",
     "LightningStore",
+    "LightningStoreClient",
+    "LightningStoreServer",
     "LitAgent",
+    "LitAgentRunner",
     "LiteLLMCompletionResponsesConfig",
     "LlmProxyTraceToTriplet",
     "Message",
@@ -83,14 +97,19 @@ __all__ = [
     "OpenTelemetryConfig",
     "ProxyLLM",
     "PythonServerLauncherArgs",
+    "RolloutConfig",
     "Span",
     "SpanCoreFields",
     "TracerTraceToTriplet",
     "Usage",
+    "Worker",
+    "WorkerTracer",
     "allow_restart",
     "emit_reward",
     "find_final_reward",
+    "forget_resources",
     "forget_rollout",
+    "forget_worker",
     "get_reward_value",
     "get_rewards_from_span",
     "install_provider",
@@ -100,6 +119,8 @@ __all__ = [
     "silence_spans",
 ]
 
+OTLP_LOSES_SPANS = {"otlp_traces": False}
+"""To be merged into the capabilities of a store over HTTP."""
 LITELLM_LOGGERS = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 SPAN_LOGGERS = ("opentelemetry.sdk.trace", "agentlightning.llm_proxy")
 
@@ -146,15 +167,30 @@ async def forget_rollout(store: InMemoryLightningStore, rollout_id: str) -> None
     async with store.collections.atomic(mode="rw", snapshot=False, labels=labels) as kept:
         for collection in (kept.spans, kept.attempts, kept.rollouts):
             await collection.delete((await collection.query(filter=this)).items)
+            collection._items.pop(rollout_id, None)  # noqa: SLF001 - the tree's branch, which it leaves when it is empty
         await kept.span_sequence_ids.pop(rollout_id)
     # The store's own indexes, which it offers no way to shrink.
     store._completion_events.pop(rollout_id, None)  # noqa: SLF001
     store._start_time_by_rollout.pop(rollout_id, None)  # noqa: SLF001
+    store._running_rollout_ids.discard(rollout_id)  # noqa: SLF001
     store._total_span_bytes -= store._span_bytes_by_rollout.pop(rollout_id, 0)  # noqa: SLF001
 
 
-class ContextTracer(DummyTracer):  # type: ignore[misc]  # Agent-lightning's classes are Any here
-    """A tracer that hands each emitted reward to the rollout in whose context it was emitted."""
+async def forget_resources(store: InMemoryLightningStore, resources_id: str) -> None:
+    """Drops resources that no rollout needs any more; unknown ones are none to drop."""
+    async with store.collections.atomic(mode="rw", snapshot=False, labels=["resources"]) as kept:
+        found = await kept.resources.query(filter={"resources_id": {"exact": resources_id}})
+        await kept.resources.delete(found.items)
+
+
+async def forget_worker(store: InMemoryLightningStore, worker_id: str) -> None:
+    """Drops a worker that is gone; an unknown one is none to drop."""
+    async with store.collections.atomic(mode="rw", snapshot=False, labels=["workers"]) as kept:
+        await kept.workers.delete((await kept.workers.query(filter={"worker_id": {"exact": worker_id}})).items)
+
+
+class _TellsRewards:
+    """What makes a tracer hand each emitted reward to the rollout in whose context it was emitted."""
 
     def create_span(
         self,
@@ -168,7 +204,7 @@ class ContextTracer(DummyTracer):  # type: ignore[misc]  # Agent-lightning's cla
         Raises:
             RuntimeError: a reward is emitted where no rollout runs, for instance in a thread the agent started itself.
         """
-        span = super().create_span(name, attributes, timestamp, status)
+        span = super().create_span(name, attributes, timestamp, status)  # type: ignore[misc]  # of the tracer beside it
         if get_reward_value(span) is not None:
             sink = _reward_sink.get()
             if sink is None:
@@ -185,6 +221,14 @@ class ContextTracer(DummyTracer):  # type: ignore[misc]  # Agent-lightning's cla
         For contexts that one rollout has to itself: there is no way back.
         """
         _reward_sink.set(sink)
+
+
+class ContextTracer(_TellsRewards, DummyTracer):  # type: ignore[misc]  # Agent-lightning's classes are Any here
+    """Traces nothing: the tracer of many rollouts in one process."""
+
+
+class WorkerTracer(_TellsRewards, OtelTracer):  # type: ignore[misc]
+    """Agent-lightning's OpenTelemetry tracer, whose spans go to the store: of one rollout at a time."""
 
 
 def install_tracer() -> ContextTracer:

@@ -14,7 +14,7 @@ from orchestrator.rollouts.capture import Call, Capture
 from orchestrator.rollouts.outcomes import Mode, Turn
 from orchestrator.rollouts.rendering import Rendering, Reply
 from orchestrator.rollouts.requests import RequestError, Sampling, SamplingDefaults, read_messages, read_sampling
-from orchestrator.rollouts.tools import read_tools
+from orchestrator.rollouts.tools import Tools, read_tools
 from orchestrator.telling import told, trace
 
 BAD_REQUEST = 400
@@ -128,12 +128,7 @@ class Provider:
         if key is None:
             raise _not_under_way(rollout_id, attempt_id)
         try:
-            sampling = read_sampling(params, policy.defaults(key.mode))
-            if self._reveal and sampling.num_samples > 1:
-                raise RequestError("n: the spans of a call hold one sample only; ask several times, or adapter=capture")
-            tools = read_tools(params)
-            so_far = self._capture.turns_so_far(rollout_id, attempt_id)
-            prompt = self._rendering.prompt_tokens(read_messages(messages), tools, so_far)
+            sampling, tools, prompt = self._read(rollout_id, attempt_id, messages, params, policy.defaults(key.mode))
         except RequestError as error:
             log.warning("request refused", rollout_id=rollout_id, status=BAD_REQUEST)
             raise CallError(BAD_REQUEST, str(error)) from error
@@ -170,6 +165,16 @@ class Provider:
     def withdraw(self, completion: Completion) -> None:
         """Forgets a reply that its agent did not get: only what the agent saw is trained."""
         self._capture.abandon(completion.call)
+
+    def _read(
+        self, rollout_id: str, attempt_id: str, messages: Any, params: Mapping[str, Any], defaults: SamplingDefaults
+    ) -> tuple[Sampling, Tools, tuple[int, ...]]:
+        """How to sample, the tools on offer, and the prompt."""
+        sampling, tools = read_sampling(params, defaults), read_tools(params)
+        if self._reveal and sampling.num_samples > 1:
+            raise RequestError("n: the spans of a call hold one sample only; ask several times, or set adapter=capture")
+        so_far = self._capture.turns_so_far(rollout_id, attempt_id)
+        return sampling, tools, self._rendering.prompt_tokens(read_messages(messages), tools, so_far)
 
     async def _sample(self, policy: Policy, sampling: Sampling, call: Call) -> types.SampleResponse:
         self._loop = asyncio.get_running_loop()

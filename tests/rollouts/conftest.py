@@ -30,7 +30,7 @@ class Served:
 
     def runner(self, agent: Any, *, timeout_seconds: float = 30.0) -> Any:
         """An inline runner of ``agent``."""
-        from orchestrator.rollouts.runners import InlineRunner
+        from orchestrator.rollouts.runners.inline import InlineRunner
 
         return InlineRunner(agent, store=self.gateway.store, capture=self.capture, timeout_seconds=timeout_seconds)
 

@@ -18,6 +18,8 @@ from litellm.proxy import proxy_server
 from litellm.proxy.shutdown.graceful_shutdown_manager import GracefulShutdownManager
 
 from orchestrator.rollouts import compat
+from orchestrator.rollouts.compat import LightningStoreClient
+from orchestrator.rollouts.runners.store_client import StoreClient
 
 
 def test_litellm_still_reads_a_price_list_from_the_network_unless_told_not_to() -> None:
@@ -114,6 +116,27 @@ async def test_the_store_still_keeps_finished_rollouts_unless_they_are_forgotten
     await compat.forget_rollout(store, "unknown")
     assert [rollout.rollout_id for rollout in await store.query_rollouts()] == [rollouts[1].rollout_id]
     assert len(await store.query_spans(rollouts[1].rollout_id)) == 1
+    assert len(store.collections.spans._items) == len(store.collections.attempts._items) == 1
     assert len(store._start_time_by_rollout) == len(store._completion_events) == len(store._span_bytes_by_rollout) == 1
     statistics = await store.statistics()
     assert (statistics["total_rollouts"], statistics["total_attempts"], statistics["total_spans"]) == (1, 1, 1)
+
+
+def test_a_store_over_http_still_claims_to_take_spans_that_it_loses() -> None:
+    needed = LightningStoreClient("http://127.0.0.1:1").capabilities
+    assert needed["otlp_traces"], "see whether tests/rollouts/test_store_server.py passes without the fix"
+    ours = StoreClient("http://127.0.0.1:1", key="k", agent="a:b").capabilities
+    assert ours == {**needed, "otlp_traces": False}
+
+
+async def test_the_store_keeps_resources_and_workers_until_they_are_forgotten() -> None:
+    store = compat.InMemoryLightningStore(thread_safe=True)
+    for name in ("old", "new"):
+        await store.update_resources(name, {"main_llm": agl.LLM(endpoint="http://127.0.0.1:1", model="m")})
+        await store.update_worker(name)
+    assert [kept.resources_id for kept in await store.query_resources()] == ["old", "new"]
+    for name in ("old", "unknown"):
+        await compat.forget_resources(store, name)
+        await compat.forget_worker(store, name)
+    assert [kept.resources_id for kept in await store.query_resources()] == ["new"]
+    assert [kept.worker_id for kept in await store.query_workers()] == ["new"]

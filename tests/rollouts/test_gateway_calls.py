@@ -209,7 +209,7 @@ async def test_turns_after_a_failed_sampling_call_keep_their_order(
 async def test_agents_reach_the_gateway_past_a_proxy_that_does_not_answer(
     attempt: Attempt, served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from orchestrator.rollouts.gateway.listening import bypass_proxies  # for start-up time, as in conftest
+    from orchestrator.rollouts.loopback import bypass_proxies  # for start-up time, as in conftest
 
     for name in ("NO_PROXY", "no_proxy"):
         assert {"127.0.0.1", "localhost"} <= set(os.environ[name].split(",")), "the start of a gateway adds them"

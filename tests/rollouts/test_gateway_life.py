@@ -21,7 +21,7 @@ from orchestrator.rollouts.outcomes import RolloutKey
 from orchestrator.rollouts.provider import Policy, Provider
 from orchestrator.rollouts.rendering import Rendering
 from orchestrator.rollouts.requests import SamplingDefaults
-from orchestrator.rollouts.runners import InlineRunner
+from orchestrator.rollouts.runners.inline import InlineRunner
 from orchestrator.testing import FakeSamplingClient
 import agentlightning as agl
 import httpx

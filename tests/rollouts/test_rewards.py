@@ -16,7 +16,7 @@ import openai
 import pytest
 import torch
 
-from orchestrator.rollouts.attempts import AttemptResult, Ended, classify, returned
+from orchestrator.rollouts.attempts import AttemptResult, Ended, judge, report_of, returned
 from orchestrator.rollouts.compat import Span
 from orchestrator.rollouts.outcomes import Outcome, RolloutKey, StoredRollout, Turn
 from orchestrator.rollouts.rewards import Rewards
@@ -51,7 +51,7 @@ def run(served: Any) -> Callable[..., Any]:
 
 
 def ended_with(value: Any) -> AttemptResult:
-    return classify(returned(value), Rewards(), (TURN,), 1.0)
+    return judge(report_of(returned(value), Rewards()), (TURN,), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ async def test_rewards_over_spans_come_in_the_order_of_their_sequence_ids(served
         core = agl.emit_reward(value, propagate=False)
         await store.add_span(Span.from_core_fields(core, sequence_id=sequence_id, **ids))
     spans = await store.query_spans(rollout.rollout_id)
-    result = classify(Ended(), Rewards.of_spans(reversed(spans)), (TURN,), 1.0)
+    result = judge(report_of(Ended(), Rewards.of_spans(reversed(spans))), (TURN,), 1.0)
     assert (result.reward, [reward["primary"] for reward in result.rewards]) == (0.75, [0.25, 0.5, 0.75])
 
 
@@ -184,4 +184,4 @@ async def test_what_is_emitted_after_the_attempt_is_over_is_ignored(served: Any)
     result = await runner.run(KEY, attempt=0, task="t", resources_id=served.resources_id)
     released.set()
     assert await asyncio.to_thread(emitted.wait, 10)
-    assert (result.outcome, result.reward, result.rewards) == (Outcome.TIMED_OUT, None, ({"primary": 0.25},))
+    assert (result.outcome, result.reward, result.rewards) == (Outcome.TIMED_OUT, None, ())

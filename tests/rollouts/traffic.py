@@ -20,7 +20,7 @@ from tinker_cookbook.renderers import get_renderer
 
 from orchestrator.chaos.children import print_into
 from orchestrator.rollouts.adapters import SpanTurns
-from orchestrator.rollouts.attempts import AttemptResult, classify, returned
+from orchestrator.rollouts.attempts import AttemptResult, judge, report_of, returned
 from orchestrator.rollouts.capture import Capture
 from orchestrator.rollouts.gateway import Gateway
 from orchestrator.rollouts.outcomes import RolloutKey, StoredRollout
@@ -28,7 +28,7 @@ from orchestrator.rollouts.provider import Completion, Policy, Provider
 from orchestrator.rollouts.rendering import Rendering
 from orchestrator.rollouts.requests import SamplingDefaults
 from orchestrator.rollouts.rewards import Rewards
-from orchestrator.rollouts.runners import InlineRunner
+from orchestrator.rollouts.runners.inline import InlineRunner
 
 POLICY_VERSION = 3
 rollout_agent: Callable[[Callable[..., Any]], Any] = agl.rollout
@@ -203,7 +203,7 @@ async def play_traced(
     for rollout_id, attempt_id in ids:
         reward = agl.find_final_reward(await store.query_spans(rollout_id, attempt_id))
         turns = capture.collect(rollout_id, attempt_id)
-        result = classify(returned(reward), Rewards(), turns, 60)
+        result = judge(report_of(returned(reward), Rewards()), turns, 60)
         results.append(await spans.adapt(rollout_id, attempt_id, result))
     return results
 

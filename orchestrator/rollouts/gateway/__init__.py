@@ -11,10 +11,11 @@ from orchestrator.names import batch_name
 from orchestrator.redaction import new_run_key
 from orchestrator.rollouts import compat
 from orchestrator.rollouts.compat import InMemoryLightningStore, NamedResources, ProxyLLM
-from orchestrator.rollouts.gateway.listening import Binding, bypass_proxies
+from orchestrator.rollouts.gateway.listening import Binding
 from orchestrator.rollouts.gateway.llm_proxy import LLMProxyServer
 from orchestrator.rollouts.gateway.slim import SlimServer
 from orchestrator.rollouts.gateway.wire import MODEL
+from orchestrator.rollouts.loopback import bypass_proxies
 from orchestrator.rollouts.provider import Policy, Provider
 
 RESOURCE = "main_llm"

@@ -1,13 +1,10 @@
-"""Where a gateway listens: claiming a port that nobody else holds, and reaching it past HTTP proxies."""
+"""Where a gateway listens: claiming a port that nobody else holds."""
 
-import os
 import socket
 from dataclasses import dataclass, replace
-from urllib.parse import urlsplit
 
 from orchestrator.errors import GatewayError
 
-LOOPBACK = ("127.0.0.1", "localhost")
 EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound here: it is recognised
 """Hosts that cannot be called, with the one that reaches them from this machine."""
 BACKLOG = 2048
@@ -50,18 +47,3 @@ class Binding:
                 "Stop it, or set gateway_port to a free port or to 0 for any; the same command then resumes."
             ) from error
         return listener, replace(self, port=int(listener.getsockname()[1]))
-
-
-def bypass_proxies(address: str) -> None:
-    """Adds the loopback addresses and ``address``'s host to ``NO_PROXY`` and ``no_proxy`` here and in child processes.
-
-    The clients of agents obey ``HTTP_PROXY``, and a proxy elsewhere cannot reach this machine's loopback. Clients
-    differ in which of the two names they read, so both get the entries of both.
-    """
-    names = ("NO_PROXY", "no_proxy")
-    entries = [entry.strip() for name in names for entry in os.environ.get(name, "").split(",")]
-    hosts = filter(None, [*entries, *LOOPBACK, urlsplit(address).hostname])
-    # A star means every host, but to some clients only where it stands alone.
-    value = "*" if "*" in entries else ",".join(dict.fromkeys(hosts))
-    for name in names:
-        os.environ[name] = value

@@ -2,8 +2,6 @@
 
 import asyncio
 import copy
-from collections import deque
-from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import structlog
 
 from orchestrator.rollouts.adapters import SpanTurns
-from orchestrator.rollouts.attempts import AttemptResult, Ended, classify, raised, returned
+from orchestrator.rollouts.attempts import AttemptResult, Report, judge
 from orchestrator.rollouts.capture import Capture
 from orchestrator.rollouts.compat import (
     AttemptedRollout,
@@ -21,18 +19,20 @@ from orchestrator.rollouts.compat import (
     NamedResources,
     Span,
     emit_reward,
-    forget_rollout,
     install_tracer,
 )
 from orchestrator.rollouts.outcomes import Outcome, RolloutKey
 from orchestrator.rollouts.rewards import Rewards
-from orchestrator.rollouts.threads import DaemonThreads, LeftBehind, claim_threads, in_daemon_thread
+from orchestrator.rollouts.runners.play import cancelled, play_async, play_in_thread
+from orchestrator.rollouts.runners.remembered import Remembered
+from orchestrator.rollouts.threads import DaemonThreads, LeftBehind, in_daemon_thread
 
 log = structlog.get_logger(__name__)
 
 WORKER = "inline"
-REMEMBERED_ROLLOUTS = 1000
-"""Finished rollouts that the store still shows; about 8 kB each."""
+BOOKED_AT_ONCE = 8
+"""A rollout's beginning or end costs about a millisecond in the store. Hundreds of them in one turn of the event loop
+would hold up everything else on it."""
 BLOCKED_SECONDS = 1.0
 """A loop that takes longer to answer is blocked by an agent."""
 CANCEL_SECONDS = 5.0
@@ -66,10 +66,11 @@ class InlineRunner:
         self._timeout_seconds = timeout_seconds
         self._spans = spans
         self._tracer = install_tracer()
-        self._reported: deque[str] = deque()
+        self._remembered = Remembered(store)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: Future[None] | None = None
         self._left_behind = LeftBehind()
+        self._booking = asyncio.Semaphore(BOOKED_AT_ONCE)
 
     async def run(self, key: RolloutKey, *, attempt: int, task: Any, resources_id: str) -> AttemptResult:
         """Runs one attempt; ``attempt`` is 0-based and ``task`` is copied, so agents may change theirs.
@@ -81,36 +82,38 @@ class InlineRunner:
             StateFailedError: too many threads of earlier attempts still run.
         """
         await self._left_behind.check()
-        resources = await self._store.get_resources_by_id(resources_id)
-        if resources is None:
-            raise LookupError(
-                f"rollout {key}: the store holds no resources {resources_id!r}; publish before rolling out"
+        async with self._booking:
+            await asyncio.sleep(0)
+            resources = await self._resources(key, resources_id)
+            rollout = await self._store.start_rollout(
+                input=copy.deepcopy(task),
+                mode="train" if key.mode == "train" else "val",
+                resources_id=resources_id,
+                metadata={"rollout_key": str(key), "attempt": attempt},
+                worker_id=WORKER,
             )
-        rollout = await self._store.start_rollout(
-            input=copy.deepcopy(task),
-            mode="train" if key.mode == "train" else "val",
-            resources_id=resources_id,
-            metadata={"rollout_key": str(key), "attempt": attempt},
-            worker_id=WORKER,
-        )
         rewards, threads = Rewards(), list[Future[Any]]()
         ids = (rollout.rollout_id, rollout.attempt.attempt_id)
         self._capture.register(*ids, key, attempt)
-        future = asyncio.wrap_future(self._start(rollout, resources.resources, rewards, threads))
+        future = asyncio.wrap_future(self._start(rollout, resources, rewards, threads))
         try:
-            ended = await asyncio.wait_for(future, self._timeout_seconds)
+            report = await asyncio.wait_for(future, self._timeout_seconds)
         except TimeoutError:
-            ended = None
+            report = None
         finally:
             rewards.close()
             turns = self._capture.collect(*ids)
             self._left_behind.add(threads)
-        if ended is None:
+            self._remembered.add(rollout.rollout_id, resources_id)
+        if report is None:
             await self._replace_blocked_loop()
-        result = classify(ended, rewards, turns, self._timeout_seconds)
+        result = judge(report, turns, self._timeout_seconds)
         if self._spans is not None:
             result = await self._spans.adapt(*ids, result)
-        await self._report(rollout, result)
+        async with self._booking:
+            await asyncio.sleep(0)
+            await self._show(rollout, result)
+            await self._remembered.shrink()
         return result
 
     def close(self) -> None:
@@ -119,29 +122,21 @@ class InlineRunner:
         if loop is not None:
             asyncio.run_coroutine_threadsafe(_wind_up(loop), loop)
 
+    async def _resources(self, key: RolloutKey, resources_id: str) -> NamedResources:
+        update = await self._store.get_resources_by_id(resources_id)
+        if update is None:
+            raise LookupError(
+                f"rollout {key}: the store holds no resources {resources_id!r}; publish before rolling out"
+            )
+        return update.resources
+
     def _start(
         self, rollout: AttemptedRollout, resources: NamedResources, rewards: Rewards, threads: "list[Future[Any]]"
-    ) -> "Future[Ended]":
-        train = rollout.mode == "train"
-        agent = self._agent
-        if agent.is_async():
-            run_async = agent.training_rollout_async if train else agent.validation_rollout_async
-
-            async def run_task() -> Ended:
-                self._tracer.send_rewards_to(rewards.add)
-                claim_threads(threads)
-                return await _ended_async(run_async(rollout.input, resources, rollout))
-
-            return asyncio.run_coroutine_threadsafe(run_task(), self._agent_loop())
-        run_sync = agent.training_rollout if train else agent.validation_rollout
-
-        def run_thread() -> Ended:
-            self._tracer.send_rewards_to(rewards.add)
-            return _ended_sync(lambda: run_sync(rollout.input, resources, rollout))
-
-        future = in_daemon_thread(run_thread, name=str(rollout.rollout_id))
-        threads.append(future)
-        return future
+    ) -> "Future[Report]":
+        if self._agent.is_async():
+            playing = play_async(self._agent, rollout, resources, rewards=rewards, tracer=self._tracer, threads=threads)
+            return asyncio.run_coroutine_threadsafe(playing, self._agent_loop())
+        return play_in_thread(self._agent, rollout, resources, rewards=rewards, tracer=self._tracer, threads=threads)
 
     def _agent_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -166,8 +161,8 @@ class InlineRunner:
                     "an asynchronous agent blocks its event loop; make its calls await, or the agent synchronous"
                 )
 
-    async def _report(self, rollout: AttemptedRollout, result: AttemptResult) -> None:
-        """Shows the attempt's end in the store, as Agent-lightning's own runner would; the oldest shown are dropped."""
+    async def _show(self, rollout: AttemptedRollout, result: AttemptResult) -> None:
+        """Shows the attempt's end in the store, as Agent-lightning's own runner would."""
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
         if result.reward is not None:
             sequence_id = await self._store.get_next_span_sequence_id(rollout_id, attempt_id)
@@ -176,23 +171,6 @@ class InlineRunner:
                 Span.from_core_fields(reward, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=sequence_id)
             )
         await self._store.update_attempt(rollout_id, attempt_id, status=ATTEMPT_STATUS.get(result.outcome, "failed"))
-        self._reported.append(rollout_id)
-        if len(self._reported) > REMEMBERED_ROLLOUTS:
-            await forget_rollout(self._store, self._reported.popleft())
-
-
-async def _ended_async(agent: Coroutine[Any, Any, Any]) -> Ended:
-    try:
-        return returned(await agent)
-    except BaseException as error:  # a SystemExit of one agent must not end the loop of all
-        return raised(error)
-
-
-def _ended_sync(agent: Callable[[], Any]) -> Ended:
-    try:
-        return returned(agent())
-    except BaseException as error:  # likewise
-        return raised(error)
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
@@ -207,9 +185,5 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
-    agents = asyncio.all_tasks() - {asyncio.current_task()}
-    for agent in agents:
-        agent.cancel()
-    if agents:
-        await asyncio.wait(agents, timeout=CANCEL_SECONDS)
+    await cancelled(asyncio.all_tasks() - {asyncio.current_task()}, wait_seconds=CANCEL_SECONDS)
     loop.stop()

@@ -1,0 +1,85 @@
+"""The runner that a run's ``placement`` asks for, and what has to be up for it."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import Config
+from orchestrator.disk import Disk
+from orchestrator.errors import OrchestratorError
+from orchestrator.rollouts.adapters import SpanTurns
+from orchestrator.rollouts.attempts import Runner
+from orchestrator.rollouts.capture import Capture
+from orchestrator.rollouts.compat import InMemoryLightningStore, LitAgent
+from orchestrator.rollouts.runners.claims import Claims
+from orchestrator.rollouts.runners.inline import InlineRunner
+from orchestrator.rollouts.runners.pool import WorkerPool
+from orchestrator.rollouts.runners.queued import QueuedRunner
+from orchestrator.rollouts.runners.store_key import run_key
+from orchestrator.rollouts.runners.store_server import StoreServer
+
+LOOPBACK = "127.0.0.1"
+
+
+@asynccontextmanager
+async def open_runner(
+    config: Config,
+    log_path: Path,
+    agent: LitAgent[Any],
+    *,
+    store: InMemoryLightningStore,
+    capture: Capture,
+    spans: SpanTurns | None,
+    disk: Disk,
+    keep_secret: Callable[[str], None],
+) -> AsyncIterator[Runner]:
+    """The runner of ``config.placement``, while the context is entered; ``keep_secret`` gets the store's key.
+
+    ``spans``: where the turns that are trained on are read instead of in ``capture``.
+
+    Raises:
+        ConfigError: the store's key is none.
+        GatewayError: the store's address cannot be had.
+    """
+    if config.placement == "inline":
+        inline = InlineRunner(
+            agent, store=store, capture=capture, timeout_seconds=config.rollout_timeout_seconds, spans=spans
+        )
+        with closing(inline):
+            yield inline
+        return
+    here = config.placement == "processes"
+    key = secrets.token_hex(24) if here else run_key(log_path, disk=disk)
+    keep_secret(key)
+    claims = Claims(capture, config.worker_lost_seconds)
+    host, port = (LOOPBACK, 0) if here else (config.store_host, config.store_port)
+    server = StoreServer(store, claims, host=host, port=port, key=key, agent=config.agent)
+    async with AsyncExitStack() as stack:
+        await server.start()
+        stack.push_async_callback(server.stop)
+        if here:
+            pool = WorkerPool(
+                config.num_workers, store_address=server.address, agent=config.agent, key=key, on_death=server.leave
+            )
+            await stack.enter_async_context(_kept_alive(pool, claims))
+        yield QueuedRunner(store=store, claims=claims, timeout_seconds=config.rollout_timeout_seconds, spans=spans)
+
+
+@asynccontextmanager
+async def _kept_alive(pool: WorkerPool, claims: Claims) -> AsyncIterator[None]:
+    async def keep_alive() -> None:
+        try:
+            await pool.keep_alive()
+        except OrchestratorError as error:
+            claims.fail(error)
+
+    keeping = asyncio.create_task(keep_alive())
+    try:
+        yield
+    finally:
+        pool.kill()
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)

@@ -1,0 +1,131 @@
+"""Worker processes of this machine, each replaced when it dies."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+
+import structlog
+
+from orchestrator.errors import EXIT_FINISHED, EXIT_USAGE, ConfigError
+from orchestrator.rollouts.runners.worker import WorkerOrders, work
+
+log = structlog.get_logger(__name__)
+
+WORKER_MODULES = ("orchestrator.rollouts.runners.worker", "openai")
+"""Imported once, in the server that workers are forked from: it has no thread, and no memory of the run's."""
+RESTART_SECONDS = 1.0
+"""Before a worker that died within that time is replaced, so that one that cannot live does not fill the log."""
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    worker_id: str
+    process: ForkServerProcess
+    died: asyncio.Event
+
+
+class WorkerPool:
+    """``num_workers`` processes that play ``agent`` for the store at ``store_address``. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        store_address: str,
+        agent: str,
+        key: str,
+        on_death: Callable[[str, str], Awaitable[None]],
+    ) -> None:
+        """``on_death`` gets the id of a worker that has died, and how."""
+        self._num_workers = num_workers
+        self._store_address, self._agent, self._key = store_address, agent, key
+        self._on_death = on_death
+        self._workers: dict[str, _Worker] = {}
+        self._started = 0
+        self._stopping = asyncio.Event()
+        # Starting a process also asks the others for their exit codes, and a code can be read only once.
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a worker that ``stop`` can wait for."""
+        return bool(self._workers)
+
+    async def keep_alive(self) -> None:
+        """Starts the workers and replaces those that die, until ``stop``; then waits for them to end.
+
+        Raises:
+            ConfigError: the agent cannot be loaded in a worker, which has said why on standard error.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._num_workers):
+                    group.create_task(self._keep_one_alive())
+        except* ConfigError as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            self.kill()
+
+    def stop(self) -> None:
+        """Lets each worker end after its current rollout."""
+        self._stopping.set()
+        for worker in self._workers.values():
+            worker.process.terminate()
+
+    def kill(self) -> None:
+        """Ends all workers at once."""
+        self._stopping.set()
+        for worker in self._workers.values():
+            worker.process.kill()
+
+    async def _keep_one_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._stopping.is_set():
+            began = loop.time()
+            worker = await self._start()
+            await worker.died.wait()
+            async with self._one_at_a_time:
+                code = worker.process.exitcode
+            del self._workers[worker.worker_id]
+            if self._stopping.is_set():
+                return
+            if code == EXIT_USAGE:
+                raise ConfigError(f"agent={self._agent}: a worker cannot load it; the lines above say why")
+            how = (
+                f"its process was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
+            )
+            if code != EXIT_FINISHED:
+                log.warning("a worker died and is replaced", worker=worker.worker_id, how=how)
+            await self._on_death(worker.worker_id, how)
+            await asyncio.sleep(max(0.0, RESTART_SECONDS - (loop.time() - began)))
+
+    async def _start(self) -> _Worker:
+        self._started += 1
+        worker_id = f"{socket.gethostname()}-{os.getpid()}-{self._started}"
+        orders = WorkerOrders(worker_id, self._store_address, self._agent, self._key)
+        process = _context().Process(target=work, args=(orders,), daemon=True)
+        async with self._one_at_a_time:
+            await asyncio.to_thread(process.start)  # the first one waits for the fork server's imports
+        worker = _Worker(worker_id, process, asyncio.Event())
+        self._workers[worker_id] = worker
+        loop = asyncio.get_running_loop()
+
+        def died() -> None:
+            loop.remove_reader(process.sentinel)
+            worker.died.set()
+
+        loop.add_reader(process.sentinel, died)
+        if self._stopping.is_set():
+            process.kill()
+        return worker
+
+
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(WORKER_MODULES))
+    return context

@@ -1,0 +1,92 @@
+"""The ``runner`` command: workers on any machine, which play rollouts for the store of a run and outlive the run."""
+
+import asyncio
+import signal
+
+import aiohttp
+import structlog
+
+from orchestrator.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, ConfigError, InterruptedRunError
+from orchestrator.rollouts.runners.pool import WorkerPool
+from orchestrator.rollouts.runners.settings import RunnerSettings
+from orchestrator.rollouts.runners.store_client import RETRY_SECONDS, StoreClient
+from orchestrator.rollouts.runners.worker import speak_json
+
+log = structlog.get_logger(__name__)
+
+EXIT_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
+
+
+def run_workers(settings: RunnerSettings) -> int:
+    """Plays rollouts until SIGTERM or SIGINT; a second signal does not wait for those that are being played.
+
+    Raises:
+        ConfigError: the store turns this runner away, or the agent cannot be loaded.
+        InterruptedRunError: a signal ended it.
+    """
+    speak_json()
+    return asyncio.run(_run(settings))
+
+
+async def _run(settings: RunnerSettings) -> int:
+    loop = asyncio.get_running_loop()
+    client = StoreClient(settings.store_address, key=settings.key, agent=settings.agent)
+
+    async def tell_death(worker_id: str, how: str) -> None:
+        await client.say_goodbye(worker_id, how)
+
+    pool = WorkerPool(
+        settings.num_workers,
+        store_address=settings.store_address,
+        agent=settings.agent,
+        key=settings.key,
+        on_death=tell_death,
+    )
+    received: list[signal.Signals] = []
+    working = asyncio.create_task(_work(settings, client, pool))
+
+    def end(number: signal.Signals) -> None:
+        if received or not pool.started:
+            pool.kill()
+            working.cancel()
+        else:
+            log.info("ending after the current rollouts", signal=number.name)
+            pool.stop()
+        received.append(number)
+
+    for number in EXIT_CODES:
+        loop.add_signal_handler(number, end, number)
+    try:
+        await working
+    except asyncio.CancelledError:
+        if not received:
+            raise
+    finally:
+        await client.close()
+    raise InterruptedRunError(received[0].name, EXIT_CODES[received[0]])
+
+
+async def _work(settings: RunnerSettings, client: StoreClient, pool: WorkerPool) -> None:
+    await _admitted(settings, client)
+    await pool.keep_alive()
+
+
+async def _admitted(settings: RunnerSettings, client: StoreClient) -> None:
+    """Waits for the store, which may come up later than its workers.
+
+    Raises:
+        ConfigError: it turns this runner away.
+    """
+    waiting = False
+    while True:
+        try:
+            refusal = await client.refusal()
+        except (aiohttp.ClientError, TimeoutError):
+            if not waiting:
+                log.info("waiting for the store", store=settings.store_address)
+            waiting = True
+            await asyncio.sleep(RETRY_SECONDS)
+            continue
+        if refusal is not None:
+            raise ConfigError(f"store_address={settings.store_address}: {refusal}")
+        return

@@ -1,0 +1,98 @@
+"""The ``runner`` command: it joins and leaves at any time; neither its death nor the run's loses or doubles a thing."""
+
+import os
+from pathlib import Path
+
+import pytest
+from placed_runs import external, kill, running, start_runner, stored_rollouts
+from processes import Child, run_child, run_command, start_child, wait_for
+
+from orchestrator.testing import KillAt, outcome_of_run
+
+
+def last_call_of_batch(batch: int) -> KillAt:
+    """Fixture D makes eight calls a batch."""
+    return KillAt("request:before:sample", 8 * batch + 7)
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Path:
+    """Read it to wait for the chosen rollout's first turn."""
+    os.mkfifo(tmp_path / "started.fifo")
+    return tmp_path / "started.fifo"
+
+
+def test_a_killed_runner_loses_nothing_and_another_goes_on(
+    tmp_path: Path, started: Path, uninterrupted_child: Child
+) -> None:
+    child, runner = external(tmp_path, "agent=deadly:hangs_once")
+    run = start_child(child)
+    with running(runner()) as first:
+        assert started.read_text() == "one turn is taken"
+        with running(runner()) as second:
+            kill(first)
+            assert wait_for(run) == 0, child.output
+            second.terminate()
+            assert wait_for(second) == 143
+    assert "it was silent for 5 s" in (child.log_path / "log.jsonl").read_text()
+    assert stored_rollouts(child) == stored_rollouts(uninterrupted_child)
+
+
+def test_a_runner_lives_through_the_runs_death_and_plays_for_its_resume(
+    tmp_path: Path, uninterrupted_child: Child
+) -> None:
+    killed, runner = external(tmp_path, observer=last_call_of_batch(1))
+    with running(runner("num_workers=2")) as living:
+        assert run_child(killed) == -9
+        assert living.is_alive()
+        back, _ = external(tmp_path, *(setting for setting in killed.settings if setting.startswith("store_port=")))
+        assert run_child(back) == 0, back.output
+        living.terminate()
+        assert wait_for(living) == 143
+    assert outcome_of_run(back.log_path) == outcome_of_run(uninterrupted_child.log_path)
+    assert stored_rollouts(back) == stored_rollouts(uninterrupted_child)
+
+
+def test_a_runner_that_is_asked_to_end_ends_its_rollout_first(
+    tmp_path: Path, started: Path, uninterrupted_child: Child
+) -> None:
+    child, runner = external(tmp_path, "agent=deadly:pauses_once")
+    run = start_child(child)
+    with running(runner()) as first:
+        assert started.read_text() == "one turn is taken"
+        first.terminate()
+        with running(runner()):
+            (tmp_path / "go_on.fifo").write_text("now")
+            assert wait_for(first) == 143
+            assert wait_for(run) == 0, child.output
+    assert "a worker was lost" not in (child.log_path / "log.jsonl").read_text()
+    assert stored_rollouts(child) == stored_rollouts(uninterrupted_child)
+
+
+def test_a_runner_that_the_run_cannot_use_is_told_why_and_starts_nothing(tmp_path: Path) -> None:
+    child, runner = external(tmp_path)
+    run = start_child(child)
+    with running(run), running(runner()):
+        address = next(setting for setting in child.settings if setting.startswith("store_port=")).partition("=")[2]
+        store = f"store_address=http://127.0.0.1:{address}"
+        for problem, process in {
+            "needs the run's key": start_runner(tmp_path / "key", store, "agent=letters:agent", key="x" * 20),
+            "this run plays agent=letters:agent": start_runner(tmp_path / "agent", store, "agent=letters:other"),
+        }.items():
+            assert wait_for(process) == 2
+            assert any(problem in told.read_text() for told in tmp_path.glob("*/stderr.txt"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["agent=letters:agent"], "store_address"),
+        (["store_adress=http://h:1"], "did you mean store_address="),
+        (["store_address=h:1", "agent=letters:agent"], "expected http://HOST:PORT"),
+        (["store_address=http://h:1", "agent=letters:agent"], "ORCHESTRATOR_STORE_KEY is not set"),
+    ],
+)
+def test_a_wrong_setting_is_a_usage_error(settings: list[str], told: str, tmp_path: Path) -> None:
+    code, _, stderr = run_command(tmp_path, "runner", *settings)
+    assert code == 2
+    assert told in stderr
