@@ -100,7 +100,7 @@ async def open_resources(
         weights = TrainedWeights(config, log_path, service, ledger)
         await weights.require_restorable(run)
         ledger.write_view(run)
-        capture = Capture(run_seed=config.seed)
+        capture = Capture(run_seed=config.seed, run_id=run.run_id)
         provider = Provider(renderer=rendering.renderer, tokenizer=rendering.tokenizer, capture=capture)
         gateway = Gateway(provider=provider, port=config.gateway_port)
         logs.redact.add(gateway.key)
@@ -118,6 +118,7 @@ async def open_resources(
             service=service,
             train_batches=batches,
             val_tasks=tasks.val,
+            capture=capture,
             collector=Collector(
                 runner,
                 concurrency=config.concurrency,

@@ -1,10 +1,11 @@
 """MaybeEvaluate: if an evaluation is due, the published policy plays the evaluation tasks.
 
-Reads: the evaluation tasks, and what ``rollouts/<batch>.eval.jsonl`` already stores.
+Reads: the evaluation tasks, what ``rollouts/<batch>.eval.jsonl`` already stores, and ``turns/<batch>.eval.jsonl``.
 Records: ``evaluated`` and the ``reason``, outcomes, tokens, the file and its sha256, ``test/`` metrics.
 
-Crash before the effect: nothing was sampled, the state runs again. Crash during it: every finished rollout is in the
-file and only the missing ones are sampled. Crash after it: the file is complete and nothing is sampled.
+Crash before the effect: nothing was sampled, the state runs again. Crash during it: every finished rollout and every
+turn of the others is on the disk, and only the missing turns are sampled. Crash after it: the file is complete and
+nothing is sampled.
 """
 
 from orchestrator.context import StateContext, StateResult
@@ -19,6 +20,7 @@ async def body(context: StateContext) -> StateResult:
         return StateResult({"evaluated": False, "reason": reason, **nothing})
     played = await context.play("eval", context.resources.val_tasks, group_size=context.config.eval_group_size)
     metrics = evaluation_metrics(played.rollouts, policy_version=context.batch)
+    metrics["test/replay_mismatches"] = float(played.facts["replay_mismatches"])
     return StateResult({"evaluated": True, "reason": reason, **played.facts}, metrics)
 
 

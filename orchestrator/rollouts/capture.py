@@ -1,13 +1,27 @@
 """Where sampled turns are kept until their attempt is over, and where each call's sampling seed comes from."""
 
+import asyncio
 import hashlib
 import struct
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
+from typing import Any, cast
 
-from orchestrator.rollouts.outcomes import RolloutKey, Turn
+import structlog
+
+from orchestrator.disk import Disk
+from orchestrator.rollouts.outcomes import RolloutKey, StoredRollout, Turn
+from orchestrator.rollouts.replay import Attempt, Prompt
+from orchestrator.rollouts.turns import AnsweredCall, TurnLog
+
+log = structlog.get_logger(__name__)
+
+ROLLOUT_KEY_HEADER = "x-rollout-key"
+"""The name under which agents find the ``rollout_key``, e.g. in the metadata of the rollout that they get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,27 +30,15 @@ class Call:
 
     rollout_id: str
     attempt_id: str
-    prompt_tokens: tuple[int, ...]
+    prompt_tokens: Prompt
+    asked: str
+    """Its sampling parameters, as text."""
     repeat: int
-    """How many times this attempt had already asked exactly this prompt."""
+    """Tells calls of one attempt with the same prompt apart: the least number that none of the others has."""
     seed: int
     """31 bits; the same whenever the same run, rollout and attempt ask this prompt for the same time."""
-
-
-@dataclass(slots=True)
-class _Attempt:
-    key: RolloutKey
-    number: int
-    asked: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    in_flight: int = 0
-    overlapped: bool = False
-    """Whether two calls were ever in flight at once."""
-    turns: list[tuple[tuple[int, ...], int, int, Turn]] = field(default_factory=list)
-
-    def in_order(self) -> tuple[Turn, ...]:
-        """As they happened where they happened one after another, else by their prompts."""
-        turns = sorted(self.turns, key=lambda entry: entry[:3]) if self.overlapped else self.turns
-        return tuple(entry[-1] for entry in turns)
+    kept: tuple[Turn, ...] | None
+    """What was sampled for it before the attempt was cut short, and answers it now; None: it is to be sampled."""
 
 
 class Capture:
@@ -48,10 +50,17 @@ class Capture:
     right before the ones that extend it, so each conversation's turns stand together and in the order they happened.
     """
 
-    def __init__(self, *, run_seed: int) -> None:
+    def __init__(self, *, run_seed: int, run_id: str = "") -> None:
         self._run_seed = run_seed
-        self._attempts: dict[tuple[str, str], _Attempt] = {}
+        self._run_id = run_id
+        self._attempts: dict[tuple[str, str], Attempt] = {}
+        self._kept: dict[tuple[RolloutKey, int], list[AnsweredCall]] = {}
+        """What attempts begin with: calls that they have made before."""
+        self._mismatched: set[tuple[RolloutKey, int]] = set()
+        """Attempts that dropped some of these."""
+        self._log: TurnLog | None = None
         self._late_turns = 0
+        self._warned = False
         self._lock = Lock()
 
     @property
@@ -60,10 +69,93 @@ class Capture:
         with self._lock:
             return self._late_turns
 
-    def register(self, rollout_id: str, attempt_id: str, key: RolloutKey, attempt: int) -> None:
-        """Accepts calls of this attempt from now on; ``attempt`` is 0-based."""
+    @asynccontextmanager
+    async def storing(self, path: Path, *, disk: Disk) -> AsyncIterator[None]:
+        """While the context is entered, every turn is stored in ``path`` before ``record``'s future is done.
+
+        Attempts registered meanwhile begin with what the file holds of them; at the end all of them are over. When
+        a turn cannot be stored the block is cancelled at once: no agent that was refused for it fails a rollout.
+
+        Raises:
+            JournalWriteError: the file could not be opened or written.
+        """
+        loop = asyncio.get_running_loop()
+        block = cast("asyncio.Task[Any]", asyncio.current_task())  # None only outside of a coroutine
+        cancelled_before = block.cancelling()
+        inside, cancelled = True, False
+
+        def cancel_block() -> None:
+            nonlocal cancelled
+            if inside:
+                cancelled = block.cancel()
+
+        def failed() -> None:
+            loop.call_soon_threadsafe(cancel_block)
+
+        turns = await asyncio.to_thread(TurnLog, path, disk=disk, on_failure=failed)
         with self._lock:
-            self._attempts[rollout_id, attempt_id] = _Attempt(key, attempt)
+            self._log, self._warned = turns, False
+            # Where an attempt asked the same twice, because it had dropped the first, the later one counts.
+            latest = {
+                (call.key, call.attempt, call.prompt_tokens, call.repeat, call.asked): call for call in turns.found
+            }
+            for call in latest.values():
+                self._kept.setdefault((call.key, call.attempt), []).append(call)
+        try:
+            yield
+        except asyncio.CancelledError:
+            # Only ours becomes an error; whoever else cancelled the task is obeyed.
+            if not cancelled or block.uncancel() > cancelled_before:
+                raise
+        finally:
+            inside = False
+            with self._lock:
+                self._log = None
+                self._attempts.clear()
+                self._kept.clear()
+                self._mismatched.clear()
+            turns.close()
+        if turns.failure is not None:
+            raise turns.failure
+
+    def count_mismatches(self, rollouts: Sequence[StoredRollout]) -> int:
+        """How many of ``rollouts`` had kept turns that they did not ask for again when they were run again.
+
+        A function of what is stored, so it is the same however often the process was killed since.
+        """
+        with self._lock:
+            kept, mismatched = dict(self._kept), set(self._mismatched)
+        return sum(
+            (rollout.key, rollout.attempt) in mismatched
+            or any(
+                turn not in rollout.turns
+                for call in kept.get((rollout.key, rollout.attempt), ())
+                for turn in call.turns
+            )
+            for rollout in rollouts
+        )
+
+    def register(self, rollout_id: str, attempt_id: str, key: RolloutKey, attempt: int) -> None:
+        """Accepts calls of this attempt from now on; ``attempt`` is 0-based.
+
+        What is kept of it answers them for as long as they ask the same, see ``replay``.
+        """
+        with self._lock:
+            found = self._kept.get((key, attempt), [])
+            self._attempts[rollout_id, attempt_id] = Attempt.beginning_with(found, key, attempt)
+
+    def rollout_key(self, key: RolloutKey, attempt: int) -> str:
+        """The value of ``x-rollout-key``: of this attempt alone among those of all runs, and the same when it is rerun.
+
+        A tool that is given it with a side effect can refuse to do the same thing twice.
+        """
+        return f"{self._run_id}/{key}/{attempt}"
+
+    def rollout_key_of(self, rollout_id: str, attempt_id: str) -> str | None:
+        """The ``x-rollout-key`` of the attempt under way under these ids; None when none is."""
+        with self._lock:
+            attempt = self._attempts.get((rollout_id, attempt_id))
+            return None if attempt is None else self.rollout_key(attempt.key, attempt.number)
 
     def key_of(self, rollout_id: str, attempt_id: str) -> RolloutKey | None:
         """Which rollout is running under these ids; None when none is, or not any more."""
@@ -71,46 +163,102 @@ class Capture:
             attempt = self._attempts.get((rollout_id, attempt_id))
             return None if attempt is None else attempt.key
 
-    def begin(self, rollout_id: str, attempt_id: str, prompt_tokens: Sequence[int]) -> Call | None:
-        """Counts a call in and gives its seed; None when no such attempt is under way.
+    def begin(
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        prompt_tokens: Sequence[int],
+        *,
+        asked: str = "{}",
+        policy_version: int = 0,
+    ) -> Call | None:
+        """Counts a call in and gives its seed, and its kept turns if any; None when no such attempt is under way.
 
-        ``record`` or ``abandon`` must follow, and counts it out.
+        ``asked`` is what ``turns.asked_text`` makes of the sampling parameters. ``record`` or ``abandon`` must follow,
+        and counts it out.
         """
         prompt = tuple(prompt_tokens)
         with self._lock:
             attempt = self._attempts.get((rollout_id, attempt_id))
             if attempt is None:
                 return None
-            repeat = attempt.asked[prompt]
-            attempt.asked[prompt] += 1
             attempt.overlapped = attempt.overlapped or attempt.in_flight > 0
+            kept = attempt.take_kept(prompt, asked, policy_version)
+            if kept is None and attempt.kept and not attempt.overlapped:
+                self._drop_kept(attempt)
+            repeat = attempt.next_repeat(prompt) if kept is None else kept.repeat
+            attempt.repeats[prompt].add(repeat)
             attempt.in_flight += 1
         seed = call_seed(self._run_seed, attempt.key, attempt.number, prompt, repeat)
-        return Call(rollout_id, attempt_id, prompt, repeat, seed)
+        return Call(rollout_id, attempt_id, prompt, asked, repeat, seed, None if kept is None else kept.turns)
 
-    def record(self, call: Call, turns: Sequence[Turn]) -> bool:
-        """Keeps what was sampled for ``call``; False, and counted as late, when its attempt is over."""
+    def record(self, call: Call, turns: Sequence[Turn]) -> "Future[None] | None":
+        """Keeps what was sampled for ``call``; None, and counted as late, when its attempt is over.
+
+        The reply may leave once the future is done: from then on a kill does not cost the turn.
+        """
         with self._lock:
             attempt = self._attempts.get((call.rollout_id, call.attempt_id))
             if attempt is None:
                 self._late_turns += len(turns)
-                return False
+                return None
             attempt.in_flight -= 1
-            attempt.turns += [(call.prompt_tokens, call.repeat, sample, turn) for sample, turn in enumerate(turns)]
-            return True
+            answered = AnsweredCall(
+                attempt.key,
+                attempt.number,
+                call.prompt_tokens,
+                call.repeat,
+                call.asked,
+                attempt.overlapped,
+                tuple(turns),
+            )
+            attempt.answered.append(answered)
+            if self._log is not None and call.kept is None:
+                return self._log.append(answered)
+        stored: Future[None] = Future()
+        stored.set_result(None)
+        return stored
 
     def abandon(self, call: Call) -> None:
-        """Counts out a call of which nothing is recorded, so that those after it do not seem to overlap with it."""
+        """Counts out a call of which nothing is recorded: those after it are as if it had never been made.
+
+        They do not seem to overlap with it, and the same call made again gets the same seed.
+        """
         with self._lock:
             attempt = self._attempts.get((call.rollout_id, call.attempt_id))
             if attempt is not None:
                 attempt.in_flight -= 1
+                attempt.repeats[call.prompt_tokens].discard(call.repeat)
 
     def collect(self, rollout_id: str, attempt_id: str) -> tuple[Turn, ...]:
         """The attempt's turns, which are then forgotten: later calls and turns of it are refused."""
         with self._lock:
             attempt = self._attempts.pop((rollout_id, attempt_id), None)
         return () if attempt is None else attempt.in_order()
+
+    def set_aside(self, rollout_id: str, attempt_id: str) -> None:
+        """Ends an attempt whose worker is gone: when it is registered anew, its turns answer the calls.
+
+        Later calls and turns under these ids are refused. Does nothing when no such attempt is under way.
+        """
+        with self._lock:
+            attempt = self._attempts.pop((rollout_id, attempt_id), None)
+            if attempt is not None:
+                kept = [call for calls in attempt.kept.values() for call in calls]
+                self._kept[attempt.key, attempt.number] = [*attempt.answered, *kept]
+
+    def _drop_kept(self, attempt: Attempt) -> None:
+        self._mismatched.add((attempt.key, attempt.number))
+        write = log.debug if self._warned else log.warning
+        self._warned = True
+        write(
+            "a rollout that is run again asks the model otherwise than before: the rest of its kept turns is dropped",
+            rollout=str(attempt.key),
+            attempt=attempt.number,
+            replayed_calls=len(attempt.answered),
+            dropped_calls=sum(map(len, attempt.kept.values())),
+        )
+        attempt.kept.clear()
 
 
 def call_seed(run_seed: int, key: RolloutKey, attempt: int, prompt_tokens: Sequence[int], repeat: int) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +12,16 @@ from tinker import types
 from tinker_cookbook.renderers import Renderer
 
 from orchestrator.backends.surface import SamplingClient
+from orchestrator.errors import JournalWriteError
 from orchestrator.rollouts.capture import Call, Capture
 from orchestrator.rollouts.compat import Choices, CustomLLM, CustomLLMError, Message, ModelResponse, Usage
 from orchestrator.rollouts.outcomes import Mode, Turn
 from orchestrator.rollouts.requests import RequestError, Sampling, SamplingDefaults, read_messages, read_sampling
+from orchestrator.rollouts.turns import asked_text
 
 BAD_REQUEST = 400
 NOT_FOUND = 404
+FAILED = 500
 UNAVAILABLE = 503
 
 log = structlog.get_logger(__name__)
@@ -95,24 +99,36 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
             raise _not_under_way(rollout_id, attempt_id)
         sampling = read_sampling(params, policy.defaults(key.mode))
         prompt = self._renderer.build_generation_prompt(read_messages(messages))
-        call = self._capture.begin(rollout_id, attempt_id, prompt.to_ints())
+        call = self._capture.begin(
+            rollout_id,
+            attempt_id,
+            prompt.to_ints(),
+            asked=asked_text(sampling),
+            policy_version=policy.policy_version,
+        )
         if call is None:
             raise _not_under_way(rollout_id, attempt_id)
-        recorded = False
+        stored = None
         try:
-            response = await self._sample(policy, prompt, sampling, call)
-            replies = [self._reply(sequence, sampling.stop) for sequence in response.sequences]
+            if call.kept is None:
+                sequences = (await self._sample(policy, prompt, sampling, call)).sequences
+                sampled: list[_Sampled] = [
+                    (tuple(each.tokens), tuple(each.logprobs or ()), each.stop_reason) for each in sequences
+                ]
+            else:  # its prompt and stop strings are the same, so it gives the same reply as before the kill
+                sampled = [(turn.sampled_tokens, turn.logprobs, turn.stop_reason) for turn in call.kept]
+            replies = [self._reply(*each, sampling.stop) for each in sampled]
             turns = [
                 Turn(call.prompt_tokens, reply.tokens, reply.logprobs, policy.policy_version, reply.stop_reason)
                 for reply in replies
             ]
-            # Recorded before the reply leaves: an agent never holds a turn that the run does not.
-            recorded = self._capture.record(call, turns)
+            stored = self._capture.record(call, turns)
         finally:
-            if not recorded:
+            if stored is None:
                 self._capture.abandon(call)
-        if not recorded:
+        if stored is None:
             raise _not_under_way(rollout_id, attempt_id)
+        await _durable(stored)
         return _completion(call, replies)
 
     async def _sample(
@@ -149,10 +165,10 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
             stop=stop,
         )
 
-    def _reply(self, sequence: types.SampledSequence, stop: Sequence[str]) -> "_Reply":
+    def _reply(
+        self, tokens: tuple[int, ...], logprobs: tuple[float, ...], stop_reason: str, stop: Sequence[str]
+    ) -> "_Reply":
         """What is kept and what is answered: up to the agent's stop string, as if sampling had ended there."""
-        tokens = tuple(sequence.tokens)
-        logprobs = tuple(sequence.logprobs or ())
         ending = self._first_stop(tokens, stop)
         if ending is not None:
             kept, text = ending
@@ -160,13 +176,13 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
         message, termination = self._renderer.parse_response(list(tokens))
         if not termination.is_clean or message.get("tool_calls") or message.get("unparsed_tool_calls"):
             # MALFORMED is truthy, hence is_clean. No tools were offered, so what looks like a tool call is text.
-            return _Reply(tokens, logprobs, sequence.stop_reason, self._tokenizer.decode(self._without_stop(tokens)))
+            return _Reply(tokens, logprobs, stop_reason, self._tokenizer.decode(self._without_stop(tokens)))
         content = message["content"]
         if isinstance(content, str):
-            return _Reply(tokens, logprobs, sequence.stop_reason, content)
+            return _Reply(tokens, logprobs, stop_reason, content)
         text = "".join(part["text"] for part in content if part["type"] == "text")
         thinking = "".join(part["thinking"] for part in content if part["type"] == "thinking")
-        return _Reply(tokens, logprobs, sequence.stop_reason, text, thinking or None)
+        return _Reply(tokens, logprobs, stop_reason, text, thinking or None)
 
     def _first_stop(self, tokens: tuple[int, ...], stop: Sequence[str]) -> tuple[int, str] | None:
         """How many tokens complete the first stop string, and the text before it; None when there is none."""
@@ -184,6 +200,10 @@ class Provider(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any he
 
     def _without_stop(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         return tokens[:-1] if tokens and tokens[-1] in self._renderer.get_stop_sequences() else tokens
+
+
+_Sampled = tuple[tuple[int, ...], tuple[float, ...], str]
+"""Tokens, logprobs and stop reason of one sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +242,16 @@ def _ids(litellm_params: Mapping[str, Any]) -> tuple[str, str]:
             status_code=NOT_FOUND, message="this address belongs to no rollout; use the `endpoint` of the agent's llm"
         )
     return rollout_id, attempt_id
+
+
+async def _durable(stored: "Future[None]") -> None:
+    """Before this returns no reply may leave: an agent never holds a turn that the run may lose."""
+    try:
+        await asyncio.wrap_future(stored)
+    except JournalWriteError as error:
+        raise CustomLLMError(
+            status_code=FAILED, message="the turn could not be stored, so it is not answered; the run stops"
+        ) from error
 
 
 def _not_under_way(rollout_id: str, attempt_id: str) -> CustomLLMError:

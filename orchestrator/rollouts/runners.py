@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import structlog
 
 from orchestrator.rollouts.attempts import AttemptResult, Ended, Rewards, classify
-from orchestrator.rollouts.capture import Capture
+from orchestrator.rollouts.capture import ROLLOUT_KEY_HEADER, Capture
 from orchestrator.rollouts.compat import (
     AttemptedRollout,
     AttemptStatus,
@@ -80,7 +80,11 @@ class InlineRunner:
             input=copy.deepcopy(task),
             mode="train" if key.mode == "train" else "val",
             resources_id=resources_id,
-            metadata={"rollout_key": str(key), "attempt": attempt},
+            metadata={
+                "rollout_key": str(key),
+                "attempt": attempt,
+                ROLLOUT_KEY_HEADER: self._capture.rollout_key(key, attempt),
+            },
             worker_id=WORKER,
         )
         rewards = Rewards()
