@@ -96,7 +96,7 @@ async def open_resources(
         weights = TrainedWeights(config, log_path, service, ledger)
         await weights.require_restorable(run)
         ledger.write_view(run)
-        capture = Capture(run_seed=config.seed)
+        capture = Capture(run_seed=config.seed, run_id=run.run_id)
         provider = Provider(rendering=rendering, capture=capture, reveal=config.adapter != "capture")
         gateway = Gateway(
             provider=provider,
@@ -129,6 +129,7 @@ async def open_resources(
             service=service,
             train_batches=batches,
             eval_sets=tasks.eval_sets,
+            capture=capture,
             collector=Collector(
                 runner,
                 concurrency=config.concurrency,

@@ -23,9 +23,11 @@ from orchestrator.journal.recovery import Checkpoint, RunState
 from orchestrator.names import State
 from orchestrator.reporting.metrics import MetricRows
 from orchestrator.reporting.progress import Progress
+from orchestrator.rollouts.capture import Capture
 from orchestrator.rollouts.collect import Collector, CollectProgress
 from orchestrator.rollouts.dataset import Task, TaskBatches
 from orchestrator.rollouts.outcomes import Mode, Outcome, StoredRollout, rollout_path, totals
+from orchestrator.rollouts.turns import turn_path
 from orchestrator.training.checkpoints import CheckpointLedger
 from orchestrator.training.publish import Publisher
 from orchestrator.training.weights import TrainedWeights
@@ -84,6 +86,7 @@ class Resources:
     train_batches: TaskBatches
     eval_sets: Mapping[str, Sequence[Task]]
     """By the area of their metrics, e.g. ``test``."""
+    capture: Capture
     collector: Collector
     weights: TrainedWeights
     ledger: CheckpointLedger
@@ -99,7 +102,7 @@ class Played:
     rollouts: Sequence[StoredRollout]
     """Every attempt, in the order of group, member and attempt."""
     facts: Mapping[str, Any]
-    """Outcomes, tokens, first error, file and sha256, for the journal."""
+    """Outcomes, tokens, first error, mismatched replays, file and sha256, for the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,27 +132,38 @@ class StateContext:
     async def play(self, mode: Mode, tasks: Sequence[Task], *, group_size: int) -> Played:
         """Has the agents play ``tasks``, ``group_size`` rollouts each, against this batch's policy.
 
-        Rollouts that an earlier process stored are not sampled again.
+        Rollouts that an earlier process stored are not sampled again, nor are the turns of those that it left
+        unfinished.
 
         Raises:
             StopRequested: ``stop`` was set before all rollouts were stored.
+            JournalWriteError: a rollout or a turn could not be stored.
         """
         published = await self.resources.publisher.serve(self.run, recorder=self.recorder)
         path = rollout_path(self.log_path, self.batch, mode)
-        rollouts = await self.resources.collector.collect(
-            batch=self.batch,
-            mode=mode,
-            tasks=tasks,
-            group_size=group_size,
-            resources_id=published.resources_id,
-            path=path,
-            stop=self.stop,
-            on_progress=self._show,
-        )
+        capture = self.resources.capture
+        async with capture.storing(turn_path(self.log_path, self.batch, mode), disk=self.resources.disk):
+            rollouts = await self.resources.collector.collect(
+                batch=self.batch,
+                mode=mode,
+                tasks=tasks,
+                group_size=group_size,
+                resources_id=published.resources_id,
+                path=path,
+                stop=self.stop,
+                on_progress=self._show,
+            )
+            mismatches = capture.count_mismatches(rollouts)
         if sum(rollout.last for rollout in rollouts) < len(tasks) * group_size:
             raise StopRequested
+        if mismatches:
+            self.log.warning(
+                f"{mismatches} of {len(rollouts)} rollouts did not ask for all their kept turns when they were run "
+                "again: an agent that is not deterministic has its turns sampled anew"
+            )
         facts = {
             **totals(rollouts),
+            "replay_mismatches": mismatches,
             "file": str(path.relative_to(self.log_path)),
             "sha256": await asyncio.to_thread(sha256_of, path),
         }

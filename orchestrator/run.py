@@ -41,7 +41,9 @@ from orchestrator.reporting.trackers.requirements import check_trackers
 from orchestrator.reporting.work import read_work
 from orchestrator.rollouts.agents import load_agent
 from orchestrator.rollouts.dataset import TaskBatches, TaskSets, load_batches, load_tasks
+from orchestrator.rollouts.outcomes import PLAYS
 from orchestrator.rollouts.rendering import Rendering
+from orchestrator.rollouts.turns import forget_turns, turn_path
 from orchestrator.signals import StopSignal
 from orchestrator.telling import told
 from orchestrator.unbegun import leave_nothing
@@ -95,6 +97,7 @@ class _Process:
             if journal.torn is not None:
                 log.warning("a torn last record was cut off the journal and kept aside", offset=journal.torn.offset)
             drift = admit(journal, self._config, self._tasks, self._batches, self._log_path)
+            self._forget_turns(journal.run)
             if self._nothing_to_do(journal.run):
                 MetricRows(self._log_path, journal.run, disk=self._seams.disk).close()
                 await open_trackers(self._config, self._log_path, journal.run, redact=logs.redact).close()
@@ -112,6 +115,12 @@ class _Process:
             work = read_work(self._log_path, journal.records, journal.run, live=False)
             console.print(summary_panel(summarize(journal.records, journal.run, Path(self._config.log_path), work)))
         return EXIT_FINISHED
+
+    def _forget_turns(self, run: RunState) -> None:
+        """Only the state that the journal is in may still have unfinished rollouts."""
+        mode = PLAYS.get(run.state)
+        under_way = None if mode is None else turn_path(self._log_path, run.batch, mode)
+        forget_turns(self._log_path, under_way=under_way)
 
     def _nothing_to_do(self, run: RunState) -> bool:
         return run.finished and self._batches.num_batches <= run.num_batches
@@ -176,6 +185,7 @@ class _Process:
                 place = {"batch": run.batch, "state": run.state.value, "attempt": entered.fields["attempt"]}
                 logs.bind(**place, journal_seq=entered.seq)
                 usage.enter(run.batch, run.state.value)
+                self._forget_turns(run)
                 resources.progress.enter(run.state, run.batch)
                 return StateContext(config, log_path, run, resources, recorder, log, self._stop.event)
 
@@ -188,6 +198,7 @@ class _Process:
                 grace_seconds=config.grace_seconds,
             )
             await machine.drive()
+            self._forget_turns(run)
             if has_final_row(run):
                 resources.metric_rows.write(run, run.batch)
 

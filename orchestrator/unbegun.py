@@ -15,7 +15,7 @@ from orchestrator.errors import RefusedError
 from orchestrator.journal.log import JOURNAL_NAME
 from orchestrator.reporting.logs import LOG_FILE
 
-FILES_OF_A_RUN = ("rollouts", "datums", f"{LOCAL_DIRECTORY}/run", "metrics.jsonl", USAGE_NAME)
+FILES_OF_A_RUN = ("rollouts", "turns", "datums", f"{LOCAL_DIRECTORY}/run", "metrics.jsonl", USAGE_NAME)
 """Those that only a run makes once it has begun."""
 
 

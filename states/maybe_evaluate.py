@@ -1,11 +1,12 @@
 """MaybeEvaluate: if an evaluation is due, the published policy plays the tasks of all evaluation sets.
 
-Reads: the evaluation tasks, and what ``rollouts/<batch>.eval.jsonl`` already stores.
+Reads: the evaluation tasks, what ``rollouts/<batch>.eval.jsonl`` already stores, and ``turns/<batch>.eval.jsonl``.
 Records: ``evaluated`` and the ``reason``, outcomes, tokens, the file and its sha256, ``test/`` metrics, and of
 further sets ``test/NAME/`` metrics.
 
-Crash before the effect: nothing was sampled, the state runs again. Crash during it: every finished rollout is in the
-file and only the missing ones are sampled. Crash after it: the file is complete and nothing is sampled.
+Crash before the effect: nothing was sampled, the state runs again. Crash during it: every finished rollout and every
+turn of the others is on the disk, and only the missing turns are sampled. Crash after it: the file is complete and
+nothing is sampled.
 """
 
 from orchestrator.context import StateContext, StateResult
@@ -28,6 +29,7 @@ async def body(context: StateContext) -> StateResult:
         group_size=context.config.eval_group_size,
         pass_threshold=context.config.pass_threshold,
     )
+    metrics["test/replay_mismatches"] = float(played.facts["replay_mismatches"])
     return StateResult({"evaluated": True, "reason": reason, **played.facts}, metrics)
 
 

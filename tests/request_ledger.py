@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,14 +52,22 @@ class Measured:
 
     @property
     def stored_tokens_by_batch(self) -> Counter[int]:
-        """Sampled tokens of the rollouts on disk; a torn line is no line."""
+        """Sampled tokens of the rollouts on disk, and of the turns of unfinished ones."""
         stored: Counter[int] = Counter()
-        for path in (self._child.log_path / "rollouts").glob("*.jsonl"):
-            text = path.read_text()
-            for line in text[: text.rfind("\n") + 1].splitlines():
-                rollout = json.loads(line)
-                stored[rollout["batch"]] += sum(len(turn["sampled_tokens"]) for turn in rollout["turns"])
+        finished = set()
+        for rollout in self._lines_in("rollouts"):
+            stored[rollout["batch"]] += sum(len(turn["sampled_tokens"]) for turn in rollout["turns"])
+            finished.add(_attempt(rollout))
+        for call in self._lines_in("turns"):
+            if _attempt(call) not in finished:
+                stored[call["batch"]] += sum(len(sample["sampled_tokens"]) for sample in call["samples"])
         return stored
+
+    def _lines_in(self, folder: str) -> Iterator[dict[str, Any]]:
+        """Those of all files in a folder of the run directory; a torn line is no line."""
+        for path in (self._child.log_path / folder).glob("*.jsonl"):
+            text = path.read_text()
+            yield from map(json.loads, text[: text.rfind("\n") + 1].splitlines())
 
     @property
     def saves_on_disk(self) -> int:
@@ -93,3 +102,7 @@ class Measured:
         tokens = tuple(line["prompt"][0])
         [batch] = {batch for prompt, batch in self._batches.items() if tokens[: len(prompt)] == prompt}
         return batch
+
+
+def _attempt(line: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(line[name] for name in ("batch", "mode", "group", "member", "attempt"))

@@ -11,7 +11,7 @@ from orchestrator.journal.log import read_journal
 from orchestrator.testing import Fault, FaultyDisk, outcome_of_run
 
 SETTINGS = ("save_every=2", "rolling_save_every=1", "concurrency=1", "max_attempts=100")
-PARTS = {"journal.jsonl", "rollouts", "datums", "metrics.jsonl", "checkpoints.jsonl", "config.json", "local"}
+PARTS = {"journal.jsonl", "rollouts", "turns", "datums", "metrics.jsonl", "checkpoints.jsonl", "config.json", "local"}
 EXIT_FAILED = 1
 
 

@@ -19,7 +19,7 @@ from orchestrator.verify import verify
 SETTINGS = ("save_every=2", "rolling_save_every=1", "val_dataset=troubled:VAL_TASKS", "eval_every=2", "concurrency=1")
 """Every kind of checkpoint in three batches: initial, rolling after batch 0, periodic after 1, final after 2."""
 SIDES = ("append:before:", "append:after:", "request:before:", "request:after:", "write:middle:")
-PARTS = {"journal.jsonl", "rollouts", "datums", "metrics.jsonl", "checkpoints.jsonl", "config.json", "local"}
+PARTS = {"journal.jsonl", "rollouts", "turns", "datums", "metrics.jsonl", "checkpoints.jsonl", "config.json", "local"}
 """Of the run directory, those that are written durably."""
 REQUESTS = {
     "create_lora_training_client",

@@ -19,10 +19,11 @@ def stored_files(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("kept_bytes", [1, -1])
-def test_a_torn_last_rollout_is_sampled_again_and_no_other(
+def test_a_torn_last_rollout_is_run_again_from_its_turns_and_no_other(
     kept_bytes: int, killed: Path, uninterrupted: dict[str, Any]
 ) -> None:
-    """Of two stored rollouts the second loses all but its first byte, or its newline alone."""
+    """Of two stored rollouts the second loses all but its first byte, or its newline alone; a third was at its second
+    turn."""
     path = killed / ROLLOUTS
     first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + second[:kept_bytes])
@@ -30,7 +31,8 @@ def test_a_torn_last_rollout_is_sampled_again_and_no_other(
     assert run_child(fixture_d(killed)) == 0
     assert outcome_of_run(killed / "run") == uninterrupted
     rollouts_left, turns = 3 + 4, 2
-    assert len(samples(killed)) - calls_before == rollouts_left * turns
+    turns_kept = 2 + 1
+    assert len(samples(killed)) - calls_before == rollouts_left * turns - turns_kept
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut out", "doubled"])

@@ -31,6 +31,7 @@ def test_every_byte_and_name_is_synced_before_the_next_record_is_written(tmp_pat
     assert parts["write"] >= {
         JOURNAL,
         "rollouts",
+        "turns",
         "datums",
         "metrics.jsonl",
         "checkpoints.jsonl",

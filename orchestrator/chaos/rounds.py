@@ -26,10 +26,12 @@ from orchestrator.chaos.differences import difference
 from orchestrator.command import carry_out
 from orchestrator.disk import FOLDER_MODE
 from orchestrator.errors import RefusedError
+from orchestrator.journal.durable import LineFile
 from orchestrator.journal.log import read_journal
 from orchestrator.journal.plan import make_plan
 from orchestrator.rollouts.capture import call_seed
 from orchestrator.rollouts.outcomes import StoredRollout
+from orchestrator.rollouts.turns import TURNS, read_calls
 from orchestrator.testing.ledger import read_ledger
 from orchestrator.testing.outcome import outcome_of_run
 from orchestrator.testing.points import KillAtNumber, NotePoints, Observer, watch_nothing
@@ -160,7 +162,7 @@ class Runs:
             process.kill()
         code = self._wait(process, timeout_seconds=timeout_seconds)
         if again := stored & _calls(folder / LEDGER, pid=cast("int", process.pid)):
-            raise RunFailedError(f"{len(again)} calls of stored rollouts were sampled again after {_last(played)}")
+            raise RunFailedError(f"{len(again)} calls whose turns are stored were sampled again after {_last(played)}")
         if code == 0:
             return False
         if code != KILLED or blow is None:
@@ -188,7 +190,7 @@ class Runs:
             self._alive.discard(process)
 
     def _stored_calls(self, log_path: Path) -> set[tuple[int, tuple[int, ...]]]:
-        """The seed and prompt of every call of a stored rollout, by which a repeated one would be known."""
+        """The seed and prompt of every stored turn, of finished rollouts and others, to know a repeated call by."""
         calls = set()
         for path in (log_path / "rollouts").glob("*.jsonl"):
             text = path.read_text()
@@ -200,6 +202,11 @@ class Runs:
                     seed = call_seed(self._run_seed, rollout.key, rollout.attempt, prompt, repeats[prompt])
                     calls.add((seed, prompt))
                     repeats[prompt] += 1
+        for path in (log_path / TURNS).glob("*.jsonl"):
+            for answered in read_calls(path, LineFile.read_lines(path)):
+                prompt = answered.prompt_tokens
+                seed = call_seed(self._run_seed, answered.key, answered.attempt, prompt, answered.repeat)
+                calls.add((seed, prompt))
         return calls
 
 

@@ -53,7 +53,7 @@ def sha256_of(path: Path) -> str:
 class LineFile:
     """A file of text lines, each of them durable when ``append`` returns.
 
-    ``append`` writes a whole line with one ``write`` and syncs it, so a kill leaves at most one torn line, the last,
+    ``append`` writes whole lines with one ``write`` and one sync, so a kill leaves at most one torn line, the last,
     which was never acknowledged. Opening cuts that torn line off. A failed write or sync is final: after a failed
     ``fsync`` the kernel may forget what it could not write, so a second one proves nothing. The line is then cut back,
     and this object takes no more lines; a newly opened one may.
@@ -99,16 +99,17 @@ class LineFile:
         data = path.read_bytes() if path.exists() else b""
         return _decode_lines(path, data[: data.rfind(b"\n") + 1])
 
-    def append(self, line: str) -> None:
-        """Adds one line; once this returns it outlives the process and the machine.
+    def append(self, *lines: str) -> None:
+        """Adds lines; once this returns they outlive the process and the machine.
 
         Raises:
-            ValueError: ``line`` holds a newline.
-            JournalWriteError: the line was not stored, or the file was closed, by the caller or by an earlier failure.
+            ValueError: one of them holds a newline.
+            JournalWriteError: they were not stored, or the file was closed, by the caller or by an earlier failure.
         """
-        if "\n" in line:
-            raise ValueError(f"{self.path}: a line to append holds a newline: {line[:80]!r}")
-        data = f"{line}\n".encode()
+        for line in lines:
+            if "\n" in line:
+                raise ValueError(f"{self.path}: a line to append holds a newline: {line[:80]!r}")
+        data = "".join(f"{line}\n" for line in lines).encode()
         with self._guard:
             if self._closed_because is not None:
                 raise JournalWriteError(f"{self.path}: takes no more lines: {self._closed_because}")

@@ -1,5 +1,6 @@
 """The recovery plan: what a resume would keep, restore, redo and pay, told before anything is done."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, Literal
 import orjson
 
 from orchestrator.errors import SideFileDamagedError
+from orchestrator.journal.checked import check_crc
 from orchestrator.journal.durable import LineFile
 from orchestrator.journal.records import eval_set_sizes
 from orchestrator.journal.recovery import Checkpoint, RunState
@@ -32,6 +34,8 @@ class Plan:
     """Finished rollouts of that mode stored for this batch."""
     total_rollouts: int
     """How many there will be."""
+    kept_turns: int | None
+    """Turns of the unfinished ones that answer their calls when they are run again; None: their file is damaged."""
     weights_needed: bool
     """Whether a train step or a sampler save remains."""
     checkpoint: Checkpoint | None
@@ -62,7 +66,7 @@ class Plan:
             return ["a new run starts at batch 0"]
         lines = [f"resumes at {self.state} of batch {self.batch}, of {self.num_batches} batches"]
         if self.mode is not None:
-            lines.append(f"kept: {self.kept_rollouts} of {self.total_rollouts} {self.mode} rollouts")
+            lines.append(f"kept: {self.kept_rollouts} of {self.total_rollouts} {self.mode} rollouts{self._turns()}")
         lines.append(f"weights: {self._weights()}")
         lines.append(f"cost: {_about(self.sampled_tokens)} sampled, {_about(self.trained_tokens)} trained again")
         lines.append(f"so far: {_count(self.processes, 'process', 'es')}, {self.kills} of them killed")
@@ -71,6 +75,11 @@ class Plan:
         if self.failures:
             lines.append(f"this batch and state failed {_count(self.failures, 'time')}")
         return lines
+
+    def _turns(self) -> str:
+        if self.kept_turns is None:
+            return "; the turns of unfinished ones are damaged, and sampled again"
+        return f", {_count(self.kept_turns, 'turn')} of unfinished ones" if self.kept_turns else ""
 
     def _weights(self) -> str:
         if not self.weights_needed:
@@ -101,6 +110,7 @@ def make_plan(run: RunState, log_path: Path) -> Plan:
     mode, total = _rollouts_due(run)
     stored = [] if mode is None else stored_rollouts(log_path / "rollouts" / f"{batch_name(run.batch)}.{mode}.jsonl")
     kept = len({(rollout["group"], rollout["member"]) for rollout in stored if rollout["last"]})
+    turns = () if mode is None else stored_turns(log_path / "turns" / f"{batch_name(run.batch)}.{mode}.jsonl", stored)
     weights_needed = run.batch < run.num_batches and not (run.state is State.LOG and run.batch == run.num_batches - 1)
     trained = run.batch + (run.state in {State.SWAP_SAMPLER, State.LOG})
     usable = [checkpoint for checkpoint in run.checkpoints if checkpoint.batch <= trained] if weights_needed else []
@@ -116,10 +126,11 @@ def make_plan(run: RunState, log_path: Path) -> Plan:
         mode=mode,
         kept_rollouts=kept,
         total_rollouts=total,
+        kept_turns=None if turns is None else len(turns),
         weights_needed=weights_needed,
         checkpoint=checkpoint,
         redone_batches=tuple(batch for batch in redone if not _train_result(run, batch).get("skipped")),
-        sampled_tokens=_sampled_tokens(run, stored, missing=total - kept),
+        sampled_tokens=_sampled_tokens(run, stored, missing=total - kept, kept=sum(turns or ())),
         trained_tokens=_sum_or_none(_train_result(run, batch).get("trained_tokens") for batch in redone),
         processes=run.processes,
         kills=run.kills,
@@ -162,8 +173,31 @@ def stored_rollouts(path: Path) -> list[dict[str, Any]]:
     return rollouts
 
 
-def _sampled_tokens(run: RunState, stored: list[dict[str, Any]], *, missing: int) -> int | None:
-    """``missing`` rollouts at the mean number of tokens of those known: finished batches' and the stored ones."""
+def stored_turns(path: Path, stored: list[dict[str, Any]]) -> tuple[int, ...] | None:
+    """Of each turn in a file of turns whose attempt is not among the ``stored`` rollouts: its sampled tokens.
+
+    None: a line is damaged, so nothing in the file is used.
+    """
+    finished = {(rollout["group"], rollout["member"]) for rollout in stored if rollout["last"]}
+    attempts = Counter((rollout["group"], rollout["member"]) for rollout in stored)
+    turns: list[int] = []
+    try:
+        for line in LineFile.read_lines(path):
+            check_crc(line)
+            call = orjson.loads(line)
+            member = (call["group"], call["member"])
+            if member not in finished and call["attempt"] == attempts[member]:
+                turns += [len(sample["sampled_tokens"]) for sample in call["samples"]]
+    except (SideFileDamagedError, ValueError, KeyError, TypeError):
+        return None
+    return tuple(turns)
+
+
+def _sampled_tokens(run: RunState, stored: list[dict[str, Any]], *, missing: int, kept: int) -> int | None:
+    """``missing`` rollouts at the mean number of tokens of those known: finished batches' and the stored ones.
+
+    Of these ``kept`` tokens need not be sampled again.
+    """
     if missing <= 0:
         return 0
     tokens, count = sum(rollout["sampled_tokens"] for rollout in stored), len(stored)
@@ -172,7 +206,7 @@ def _sampled_tokens(run: RunState, stored: list[dict[str, Any]], *, missing: int
         if "sampled_tokens" in result and result.get("outcomes"):
             tokens += result["sampled_tokens"]
             count += sum(result["outcomes"].values())
-    return round(missing * tokens / count) if count else None
+    return max(0, round(missing * tokens / count) - kept) if count else None
 
 
 def _train_result(run: RunState, batch: int) -> dict[str, Any]:

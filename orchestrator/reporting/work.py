@@ -1,8 +1,8 @@
 """What a run was charged for, what of it lives on in the run, and what kills and failures cost: made, kept and lost.
 
-Made is what the usage file counts, kept is what the journal and the stored rollouts hold. A train step that is redone
-after a restore is therefore made twice and kept once; its second making is counted where it happened, in the batch and
-state that needed the weights.
+Made is what the usage file counts, kept is what the journal, the stored rollouts and the turns of unfinished ones hold.
+A train step that is redone after a restore is therefore made twice and kept once; its second making is counted where it
+happened, in the batch and state that needed the weights.
 """
 
 from collections import Counter, defaultdict
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.backends.usage import USAGE_NAME, Event, UsageLine, read_usage
-from orchestrator.journal.plan import stored_rollouts
+from orchestrator.journal.plan import stored_rollouts, stored_turns
 from orchestrator.journal.records import Kind, Record
 from orchestrator.journal.recovery import RunState
 from orchestrator.names import State, batch_name
@@ -50,7 +50,7 @@ class Work:
     prompt_tokens: int = 0
     """Sent to be continued or scored."""
     sampled_tokens: Amount = Amount()
-    """Lost: of rollouts that were not finished, of replies that came too late, or after an agent's stop string."""
+    """Lost: of turns that were not stored or not asked for again, of late replies, or after an agent's stop string."""
     trained_tokens: Amount = Amount()
     """Input tokens of datums sent."""
     optim_steps: Amount = Amount()
@@ -226,8 +226,10 @@ def _kept(log_path: Path, records: Sequence[Record], run: RunState) -> dict[Cell
                 cell.saves += batch == 0  # the sampler that a run begins with
     mode = {State.ROLLOUT: "train", State.MAYBE_EVALUATE: "eval"}.get(run.state)
     if mode is not None:
-        stored = stored_rollouts(log_path / "rollouts" / f"{batch_name(run.batch)}.{mode}.jsonl")
-        kept[run.batch, run.state.value].sampled_tokens = sum(rollout["sampled_tokens"] for rollout in stored)
+        name = f"{batch_name(run.batch)}.{mode}.jsonl"
+        stored = stored_rollouts(log_path / "rollouts" / name)
+        turns = stored_turns(log_path / "turns" / name, stored) or ()
+        kept[run.batch, run.state.value].sampled_tokens = sum(turns, sum(each["sampled_tokens"] for each in stored))
     place = (0, "")
     for record in records:
         if record.kind is Kind.STATE_ENTERED:

@@ -13,17 +13,17 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
-from zlib import crc32
 
 from orchestrator.errors import SideFileDamagedError
+from orchestrator.journal.checked import check_crc, with_crc
 from orchestrator.journal.durable import LineFile, sha256_of
-from orchestrator.names import batch_name
+from orchestrator.names import State, batch_name
 
 Mode = Literal["train", "eval"]
+PLAYS: Mapping[State, Mode] = {State.ROLLOUT: "train", State.MAYBE_EVALUATE: "eval"}
+"""The states that play, and what their rollouts are for."""
 
 TASK_SHA256_CHARACTERS = 16
-_CRC_SUFFIX = re.compile(r',"crc":"([0-9a-f]{8})"}')
-_CRC_SUFFIX_CHARACTERS = len(',"crc":"00000000"}')
 _RAISED = re.compile(r"\w+( at [^:]+:\d+)?(?=: )")
 """How the error of a failed rollout begins: the exception's type and the agent's line, without its message."""
 
@@ -107,13 +107,9 @@ class StoredRollout:
         return sum(len(turn.sampled_tokens) for turn in self.turns)
 
     def to_json(self) -> str:
-        """The stored line, without its newline: strict JSON.
-
-        Its last field ``crc`` is the CRC-32, as 8 hexadecimal digits, of the line's bytes without that field.
-        """
+        """The stored line, without its newline: strict JSON, with its checksum as of ``with_crc``."""
         fields = asdict(self)
-        body = json.dumps({**fields.pop("key"), **fields}, allow_nan=False, separators=(",", ":"))
-        return f'{body[:-1]},"crc":"{crc32(body.encode()):08x}"}}'
+        return with_crc(json.dumps({**fields.pop("key"), **fields}, allow_nan=False, separators=(",", ":")))
 
     @classmethod
     def from_json(cls, line: str) -> "StoredRollout":
@@ -122,12 +118,7 @@ class StoredRollout:
         Raises:
             ValueError, KeyError, TypeError: the line is not such a rollout, or was changed since it was written.
         """
-        body, suffix = line[:-_CRC_SUFFIX_CHARACTERS] + "}", line[-_CRC_SUFFIX_CHARACTERS:]
-        stored = _CRC_SUFFIX.fullmatch(suffix)
-        if stored is None:
-            raise ValueError("it does not end in its crc")
-        if int(stored[1], 16) != crc32(body.encode()):
-            raise ValueError(f"its crc is {stored[1]}, but its content gives {crc32(body.encode()):08x}")
+        check_crc(line)
         fields: dict[str, Any] = json.loads(line)
         return cls(
             key=RolloutKey(fields["batch"], fields["mode"], fields["group"], fields["member"]),

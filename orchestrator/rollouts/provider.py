@@ -1,7 +1,8 @@
 """The model behind the gateway: samples the published policy for what an agent asks, and captures what was sampled."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,13 @@ import tinker
 from tinker import types
 
 from orchestrator.backends.surface import SamplingClient
+from orchestrator.errors import JournalWriteError
 from orchestrator.rollouts.capture import Call, Capture
 from orchestrator.rollouts.outcomes import Mode, Turn
 from orchestrator.rollouts.rendering import Rendering, Reply
 from orchestrator.rollouts.requests import RequestError, Sampling, SamplingDefaults, read_messages, read_sampling
 from orchestrator.rollouts.tools import Tools, read_tools
+from orchestrator.rollouts.turns import asked_text
 from orchestrator.telling import told, trace
 
 BAD_REQUEST = 400
@@ -60,6 +63,8 @@ class Completion:
     """Whether the tokens and the policy's version are told, too."""
     decode: Callable[[list[int]], str] | None = None
     """The text of a token, where logprobs are told; None: they are not."""
+    rollout_key: str | None = None
+    """The ``x-rollout-key`` of the attempt; None: it is over by now."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -132,35 +137,32 @@ class Provider:
         except RequestError as error:
             log.warning("request refused", rollout_id=rollout_id, status=BAD_REQUEST)
             raise CallError(BAD_REQUEST, str(error)) from error
-        call = self._capture.begin(rollout_id, attempt_id, prompt, again=again)
+        call = self._capture.begin(
+            rollout_id,
+            attempt_id,
+            prompt,
+            asked=asked_text(sampling),
+            policy_version=policy.policy_version,
+            again=again,
+        )
         if call is None:
             raise _not_under_way(rollout_id, attempt_id)
-        recorded = False
+        answered = False
         try:
-            response = await self._sample(policy, sampling, call)
-            replies = tuple(
-                self._rendering.reply(
-                    Turn(
-                        call.prompt_tokens,
-                        tuple(sequence.tokens),
-                        tuple(sequence.logprobs or ()),
-                        policy.policy_version,
-                        sequence.stop_reason,
-                    ),
-                    tools,
-                    stop=sampling.stop,
-                )
-                for sequence in response.sequences
-            )
-            # Recorded before the reply leaves: an agent never holds a turn that the run does not.
-            recorded = self._capture.record(call, [reply.turn for reply in replies])
+            # A kept turn was asked with the same prompt and stop strings: it gives the reply that it gave before.
+            turns = await self._sampled(policy, sampling, call) if call.kept is None else call.kept
+            replies = tuple(self._rendering.reply(turn, tools, stop=sampling.stop) for turn in turns)
+            stored = self._capture.record(call, [reply.turn for reply in replies])
+            if stored is None:
+                raise _not_under_way(rollout_id, attempt_id)
+            await _durable(stored)
+            answered = True
         finally:
-            if not recorded:
+            if not answered:
                 self._capture.abandon(call)
-        if not recorded:
-            raise _not_under_way(rollout_id, attempt_id)
-        told_logprobs = self._rendering.tokenizer.decode if self._reveal or sampling.logprobs else None
-        return Completion(call, replies, reveal=self._reveal, decode=told_logprobs)
+        decode = self._rendering.tokenizer.decode if self._reveal or sampling.logprobs else None
+        rollout_key = self._capture.rollout_key_of(rollout_id, attempt_id)
+        return Completion(call, replies, reveal=self._reveal, decode=decode, rollout_key=rollout_key)
 
     def withdraw(self, completion: Completion) -> None:
         """Forgets a reply that its agent did not get: only what the agent saw is trained."""
@@ -175,6 +177,20 @@ class Provider:
             raise RequestError("n: the spans of a call hold one sample only; ask several times, or set adapter=capture")
         so_far = self._capture.turns_so_far(rollout_id, attempt_id)
         return sampling, tools, self._rendering.prompt_tokens(read_messages(messages), tools, so_far)
+
+    async def _sampled(self, policy: Policy, sampling: Sampling, call: Call) -> Sequence[Turn]:
+        """One turn a sample."""
+        response = await self._sample(policy, sampling, call)
+        return [
+            Turn(
+                call.prompt_tokens,
+                tuple(sequence.tokens),
+                tuple(sequence.logprobs or ()),
+                policy.policy_version,
+                sequence.stop_reason,
+            )
+            for sequence in response.sequences
+        ]
 
     async def _sample(self, policy: Policy, sampling: Sampling, call: Call) -> types.SampleResponse:
         self._loop = asyncio.get_running_loop()
@@ -219,6 +235,14 @@ class Provider:
 def made_again(headers: Mapping[str, str]) -> bool:
     """Whether the client of a request with these headers, names in lower case, had no reply to this call before."""
     return headers.get(RETRY_HEADER, "0") != "0"
+
+
+async def _durable(stored: "Future[None]") -> None:
+    """Before this returns no reply may leave: an agent never holds a turn that the run may lose."""
+    try:
+        await asyncio.wrap_future(stored)
+    except JournalWriteError as error:
+        raise CallError(FAILED, "the turn could not be stored, so it is not answered; the run stops") from error
 
 
 def _not_under_way(rollout_id: str, attempt_id: str) -> CallError:

@@ -18,6 +18,7 @@ from orchestrator.verify.evidence import Evidence, gather
 from orchestrator.verify.journal_facts import check_journal
 from orchestrator.verify.rollout_files import check_rollouts
 from orchestrator.verify.strays import check_strays
+from orchestrator.verify.turn_files import check_turns
 from orchestrator.verify.views import check_views
 
 Check = Callable[[Evidence], str]
@@ -26,6 +27,7 @@ Check = Callable[[Evidence], str]
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("journal", check_journal),
     ("rollouts", check_rollouts),
+    ("turns", check_turns),
     ("datums", check_datums),
     ("strays", check_strays),
     ("checkpoints", check_checkpoints),

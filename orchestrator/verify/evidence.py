@@ -20,7 +20,7 @@ from orchestrator.reporting.metrics import FILE_NAME as METRICS_NAME
 from orchestrator.training.checkpoints import FILE_NAME as CHECKPOINTS_NAME
 
 VIEW_NAMES = (METRICS_NAME, CHECKPOINTS_NAME, CONFIG_NAME)
-FOLDERS = ("rollouts", "datums", *(f"{LOCAL_DIRECTORY}/run/{kind}" for kind in ("weights", "sampler_weights")))
+FOLDERS = ("rollouts", "turns", "datums", *(f"{LOCAL_DIRECTORY}/run/{kind}" for kind in ("weights", "sampler_weights")))
 """Those of the run directory in which every file or folder belongs to a batch."""
 _SETTLED = frozenset({Kind.STATE_ENTERED, Kind.TRANSITION, Kind.RUN_FINISHED})
 RESTORE = "Restore the file from a copy"

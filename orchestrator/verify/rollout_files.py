@@ -12,11 +12,8 @@ from orchestrator.journal.durable import sha256_of
 from orchestrator.journal.records import eval_set_sizes
 from orchestrator.names import State
 from orchestrator.rollouts.evaluation import by_set, measure
-from orchestrator.rollouts.outcomes import Mode, Outcome, StoredRollout, count_outcomes, rollout_path, totals
+from orchestrator.rollouts.outcomes import PLAYS, Mode, Outcome, StoredRollout, count_outcomes, rollout_path, totals
 from orchestrator.verify.evidence import RESTORE, Evidence, Move, lines_of
-
-MODES: Mapping[State, Mode] = {State.ROLLOUT: "train", State.MAYBE_EVALUATE: "eval"}
-"""The states that play, and what their rollouts are for."""
 
 
 def played(move: Move) -> bool:
@@ -37,7 +34,7 @@ def check_rollouts(evidence: Evidence) -> str:
             num_rollouts += len(_check_finished(evidence, move))
     run = evidence.run
     unfinished = 0
-    mode = MODES.get(run.state)
+    mode = PLAYS.get(run.state)
     if mode is not None and run.entries and rollout_path(evidence.log_path, run.batch, mode).exists():
         size = group_sizes(run.config, run.dataset, mode)
         unfinished = len(list(sound_rollouts(evidence.log_path, run.batch, mode, size)))
@@ -123,7 +120,7 @@ def _impossible(rollout: StoredRollout) -> str | None:
 
 
 def _check_finished(evidence: Evidence, move: Move) -> list[StoredRollout]:
-    mode = MODES[move.state]
+    mode = PLAYS[move.state]
     path = rollout_path(evidence.log_path, move.batch, mode)
     size = group_sizes(move.config, move.dataset, mode)
     rollouts = list(sound_rollouts(evidence.log_path, move.batch, mode, size))
@@ -140,6 +137,10 @@ def _check_finished(evidence: Evidence, move: Move) -> list[StoredRollout]:
     for name, value in totals(rollouts).items():
         if move.result.get(name) != value:
             raise evidence.record_fault(move.record, f"{name} is {move.result.get(name)}, its file gives {value}")
+    if "replay_mismatches" in move.result:  # an earlier version did not count them
+        area = "rollout" if move.state is State.ROLLOUT else "test"
+        counted = {f"{area}/replay_mismatches": float(move.result["replay_mismatches"])}
+        check_metrics(evidence, move, counted)
     if move.state is State.MAYBE_EVALUATE:
         group_size, threshold = move.config["eval_group_size"], move.config.get("pass_threshold")
         for area, attempts in by_set(rollouts, eval_set_sizes(move.dataset)).items():

@@ -19,6 +19,11 @@ _WRITERS = (
     ("rollouts", re.compile(r"(\d{6})\.eval\.jsonl"), State.MAYBE_EVALUATE),
     ("datums", re.compile(r"(\d{6})\.jsonl\.zst"), State.TRAIN_STEP),
 )
+_TURNS = (
+    (re.compile(r"(\d{6})\.train\.jsonl(\.damaged-\d+)?"), State.ROLLOUT),
+    (re.compile(r"(\d{6})\.eval\.jsonl(\.damaged-\d+)?"), State.MAYBE_EVALUATE),
+)
+"""Of the states that play: they are removed after the record that the state was left, or set aside for people."""
 _SAVED = re.compile(r"(\d{6})(-rolling|-final)?")
 
 
@@ -49,8 +54,9 @@ def _written(evidence: Evidence) -> Iterator[str]:
 
     A state that was entered again may have decided otherwise, under another cadence say: its first file stays.
     """
-    entered = set()
+    entered, left = set(), set()
     for move in evidence.moves():
+        left.add((move.batch, move.state))
         if move.result.get("file") is not None:
             yield move.result["file"]
         if move.attempt:
@@ -62,6 +68,11 @@ def _written(evidence: Evidence) -> Iterator[str]:
             matched = pattern.fullmatch(name)
             if matched and (int(matched[1]), state) in entered:
                 yield f"{folder}/{name}"
+    for pattern, state in _TURNS:
+        for name in evidence.names["turns"]:
+            matched = pattern.fullmatch(name)
+            if matched and (int(matched[1]), state) in entered | left:
+                yield f"turns/{name}"
 
 
 def _may_be_saved(evidence: Evidence, name: str) -> bool:

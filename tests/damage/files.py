@@ -60,6 +60,8 @@ def stray_faults(log_path: Path) -> Iterator[Fault]:
         "rollouts/000001.eval.jsonl": "rollouts/000000.train.jsonl",
         "rollouts/000000.train.jsonl~": "rollouts/000000.train.jsonl",
         "rollouts/0.train.jsonl": "rollouts/000000.train.jsonl",
+        "turns/000009.train.jsonl": "rollouts/000000.train.jsonl",
+        "turns/best": "rollouts/000000.train.jsonl",
         "datums/000007.jsonl.zst": "datums/000000.jsonl.zst",
         "datums/000000.jsonl": "datums/000000.jsonl.zst",
         f"{STATES}/000042": f"{BASE}/config.json",

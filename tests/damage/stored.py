@@ -32,7 +32,22 @@ def rollout_faults(name: str) -> Iterator[Fault]:
         "task": lambda rollout: rollout.update(task_sha256="0" * 16),
     }
     for what, change in changes.items():
-        yield Fault(f"{name}: {what} changed", name, partial(_change_rollout, name, change))
+        yield Fault(f"{name}: {what} changed", name, partial(_change_line, name, change))
+
+
+def turn_faults(name: str) -> Iterator[Fault]:
+    """A stored turn changed, with its crc made right again."""
+    changes: Mapping[str, Callable[[dict[str, Any]], Any]] = {
+        "group": lambda turn: turn.update(group=9),
+        "member": lambda turn: turn.update(member=9),
+        "batch": lambda turn: turn.update(batch=2),
+        "mode": lambda turn: turn.update(mode="eval"),
+        "policy version": lambda turn: turn.update(policy_version=0),
+        "no samples": lambda turn: turn.update(samples=[]),
+        "no prompt": lambda turn: turn.pop("prompt_tokens"),
+    }
+    for what, change in changes.items():
+        yield Fault(f"{name}: {what} changed", name, partial(_change_line, name, change))
 
 
 def datum_faults(batch: int, *, journaled: bool) -> Iterator[Fault]:
@@ -80,7 +95,7 @@ def checkpoint_faults(log_path: Path) -> Iterator[Fault]:
     yield replace(rewriting("is another model's", f"{BASE}/config.json", other), blamed=BASE)
 
 
-def _change_rollout(name: str, change: Callable[[dict[str, Any]], Any], run: Path) -> None:
+def _change_line(name: str, change: Callable[[dict[str, Any]], Any], run: Path) -> None:
     """Changes the second line, which is the second member of the first group."""
     path = run / name
     lines = path.read_bytes().splitlines(keepends=True)

@@ -22,7 +22,7 @@ CONVERSATION = [
     {"role": "assistant", "content": "4"},
     {"role": "user", "content": "higher"},
 ]
-CALL = Call("ro-0", "at-0", (1,), repeat=0, number=0, seed=0)
+CALL = Call("ro-0", "at-0", (1,), asked="{}", repeat=0, number=0, seed=0)
 TURN = Turn((1,), (2, 3), (-0.5, -0.5), 0, "stop")
 
 

@@ -8,7 +8,7 @@ import pytest
 from damage import JOURNAL, Fault, copy_of
 from damage.files import file_faults, line_faults, stray_faults, view_faults
 from damage.records import record_faults, shorter_journals
-from damage.stored import checkpoint_faults, datum_faults, rollout_faults
+from damage.stored import checkpoint_faults, datum_faults, rollout_faults, turn_faults
 from processes import Child, fixture_d, run_child
 from verify.conftest import SETTINGS
 
@@ -17,6 +17,7 @@ from orchestrator.verify import verify
 
 ROLLOUTS = ("rollouts/000000.eval.jsonl", "rollouts/000001.train.jsonl")
 DATUMS = "datums/000001.jsonl.zst"
+TURNS = "turns/000001.train.jsonl"
 
 
 def faults_of_a_finished_run(finished: Path, other: Path) -> Iterator[Fault]:
@@ -64,6 +65,8 @@ def test_every_fault_of_unfinished_rollouts_is_found(in_rollout: Child, other: P
         *file_faults(in_rollout.log_path, name, other, unfinished=True),
         *line_faults(in_rollout.log_path, name, other, ordered=False),
         *(fault for fault in rollout_faults(name) if "reward changed" not in fault.name),
+        *file_faults(in_rollout.log_path, TURNS, other, unfinished=True),
+        *turn_faults(TURNS),
     ]
     # Whose reward it was, and whether it failed, only the line itself says until the state is done.
     faults = [fault for fault in faults if "outcome" not in fault.name]

@@ -130,6 +130,7 @@ def test_the_command_tells_what_it_checked_and_writes_nothing(
     assert [line.split()[0] for line in told[:-1]] == [
         "journal",
         "rollouts",
+        "turns",
         "datums",
         "strays",
         "checkpoints",

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from orchestrator.rollouts.capture import ROLLOUT_KEY_HEADER
 from orchestrator.rollouts.gateway.chat import read_chat
 from orchestrator.rollouts.gateway.errors import error_response
 from orchestrator.rollouts.gateway.messages import read_messages
@@ -86,9 +87,14 @@ def _route(
             asked = read(await _json_body(request))
             call = provider.complete(*ids, asked.messages, asked.params, again=made_again(request.headers))
             completion, gone = await _while_connected(request, call)
-            if completion is not None and gone:
-                provider.withdraw(completion)
-            return Response(status_code=CLIENT_GONE) if completion is None or gone else asked.respond(completion)
+            if completion is None or gone:
+                if completion is not None:
+                    provider.withdraw(completion)
+                return Response(status_code=CLIENT_GONE)
+            response = asked.respond(completion)
+            if completion.rollout_key is not None:
+                response.headers[ROLLOUT_KEY_HEADER] = completion.rollout_key
+            return response
         except CallError as error:
             return error_response(request.url.path, error.status, str(error))
         except Exception as error:  # it must not reach the server, whose traceback would quote the request

@@ -132,8 +132,9 @@ class Claims:
         return self.capture.collect(claim.rollout_id, claim.attempt_id)
 
     def lose(self, claim: Claim, why: str) -> None:
-        """The rollout has to go to another worker."""
-        self.close(claim)
+        """The rollout has to go to another worker, which its turns so far will answer."""
+        self._open.pop((claim.rollout_id, claim.attempt_id), None)
+        self.capture.set_aside(claim.rollout_id, claim.attempt_id)
         claim.end(Lost(why))
 
     def heard_of(self, worker_id: str) -> None:

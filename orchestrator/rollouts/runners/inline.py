@@ -10,7 +10,7 @@ import structlog
 
 from orchestrator.rollouts.adapters import SpanTurns
 from orchestrator.rollouts.attempts import AttemptResult, Report, judge
-from orchestrator.rollouts.capture import Capture
+from orchestrator.rollouts.capture import ROLLOUT_KEY_HEADER, Capture
 from orchestrator.rollouts.compat import (
     AttemptedRollout,
     AttemptStatus,
@@ -89,7 +89,11 @@ class InlineRunner:
                 input=copy.deepcopy(task),
                 mode="train" if key.mode == "train" else "val",
                 resources_id=resources_id,
-                metadata={"rollout_key": str(key), "attempt": attempt},
+                metadata={
+                    "rollout_key": str(key),
+                    "attempt": attempt,
+                    ROLLOUT_KEY_HEADER: self._capture.rollout_key(key, attempt),
+                },
                 worker_id=WORKER,
             )
         rewards, threads = Rewards(), list[Future[Any]]()

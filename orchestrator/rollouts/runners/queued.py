@@ -7,6 +7,7 @@ import structlog
 
 from orchestrator.rollouts.adapters import SpanTurns
 from orchestrator.rollouts.attempts import AttemptResult, Report, judge
+from orchestrator.rollouts.capture import ROLLOUT_KEY_HEADER
 from orchestrator.rollouts.compat import InMemoryLightningStore, RolloutConfig
 from orchestrator.rollouts.outcomes import Outcome, RolloutKey, Turn
 from orchestrator.rollouts.runners.claims import Claim, Claims, Lost
@@ -63,7 +64,11 @@ class QueuedRunner:
                     max_attempts=1 + MAX_LOST_WORKERS,
                     retry_condition=["unresponsive"],
                 ),
-                metadata={"rollout_key": str(key), "attempt": attempt},
+                metadata={
+                    "rollout_key": str(key),
+                    "attempt": attempt,
+                    ROLLOUT_KEY_HEADER: self._claims.capture.rollout_key(key, attempt),
+                },
             )
             try:
                 result = await self._play(rollout.rollout_id, key)
