@@ -109,6 +109,8 @@ class StoredRollout:
     def to_json(self) -> str:
         """The stored line, without its newline: strict JSON, with its checksum as of ``with_crc``."""
         fields = asdict(self)
+        for turn in fields["turns"]:  # JSON has no NaN
+            turn["logprobs"] = [logprob if math.isfinite(logprob) else None for logprob in turn["logprobs"]]
         return with_crc(json.dumps({**fields.pop("key"), **fields}, allow_nan=False, separators=(",", ":")))
 
     @classmethod
@@ -130,7 +132,7 @@ class StoredRollout:
                 Turn(
                     tuple(turn["prompt_tokens"]),
                     tuple(turn["sampled_tokens"]),
-                    tuple(turn["logprobs"]),
+                    read_logprobs(turn["logprobs"]),
                     turn["policy_version"],
                     turn["stop_reason"],
                 )
@@ -141,6 +143,11 @@ class StoredRollout:
             rewards=tuple(fields.get("rewards", ())),  # the earliest lines have neither
             traceback=fields.get("traceback"),
         )
+
+
+def read_logprobs(stored: Sequence[float | None]) -> tuple[float, ...]:
+    """The logprobs of a stored turn: null stands for what was no finite number, and makes the turn invalid."""
+    return tuple(math.nan if logprob is None else logprob for logprob in stored)
 
 
 def task_sha256(task: Any) -> str:

@@ -5,7 +5,6 @@ wins over it, and it is removed once the state that played is journaled. So a da
 never trusted and never a reason to refuse the run.
 """
 
-import math
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from orchestrator.errors import JournalWriteError, SideFileDamagedError
 from orchestrator.journal.checked import check_crc, with_crc
 from orchestrator.journal.durable import LineFile
 from orchestrator.names import batch_name
-from orchestrator.rollouts.outcomes import Mode, RolloutKey, Turn
+from orchestrator.rollouts.outcomes import Mode, RolloutKey, Turn, read_logprobs
 
 TURNS = "turns"
 """Their folder in the run directory."""
@@ -86,8 +85,7 @@ class AnsweredCall:
             Turn(
                 prompt,
                 tuple(sample["sampled_tokens"]),
-                # JSON has no NaN: what is null was no finite number.
-                tuple(math.nan if logprob is None else logprob for logprob in sample["logprobs"]),
+                read_logprobs(sample["logprobs"]),
                 fields["policy_version"],
                 sample["stop_reason"],
             )

@@ -121,6 +121,9 @@ async def test_a_turn_without_logprobs_makes_the_rollout_invalid(run: Any, serve
     result = await run(sync_agent)
     assert (result.outcome, result.reward) == (Outcome.INVALID, 1.0)
     assert "1 of 1 turns" in result.error
+    line = StoredRollout(KEY, 0, True, result.outcome, result.reward, result.turns, result.error).to_json()
+    assert "NaN" not in line
+    assert [turn.valid for turn in StoredRollout.from_json(line).turns] == [False], "it is stored, and read as invalid"
 
 
 async def test_an_agent_that_never_called_the_model_is_empty_and_told_why(run: Any) -> None:
