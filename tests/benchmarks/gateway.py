@@ -16,8 +16,10 @@ from typing import Any, get_args
 
 SECONDS = 4.0
 CONCURRENCIES = (1, 16, 64)
+MAX_ATTEMPTS = 4_000
+"""Of five calls each: what a call costs grows with the turns that its attempt has already."""
 CLIENT = """
-import asyncio, json, sys, time
+import asyncio, itertools, json, sys, time
 from urllib.parse import urlsplit
 
 async def main(address, key, concurrency, seconds):
@@ -26,13 +28,14 @@ async def main(address, key, concurrency, seconds):
         "model": "policy", "messages": [{"role": "user", "content": "guess a number from 1 to 7"}], "max_tokens": 8
     })
     head = (
-        f"POST /rollout/ro/attempt/at/v1/chat/completions HTTP/1.1\\r\\nHost: {place.netloc}\\r\\n"
+        f"/v1/chat/completions HTTP/1.1\\r\\nHost: {place.netloc}\\r\\n"
         f"Authorization: Bearer {key}\\r\\nContent-Type: application/json\\r\\nContent-Length: {len(body)}"
     )
-    request = f"{head}\\r\\n\\r\\n{body}".encode()
+    numbers = itertools.count()
 
     async def call(reader, writer):
-        writer.write(request)
+        attempt = next(numbers) // CALLS_OF_AN_ATTEMPT
+        writer.write(f"POST /rollout/ro/attempt/{attempt}{head}\\r\\n\\r\\n{body}".encode())
         answer = await reader.readuntil(b"\\r\\n\\r\\n")
         assert answer.startswith(b"HTTP/1.1 200"), answer
         length = answer.lower().split(b"content-length:")[1].split(b"\\r\\n")[0]
@@ -51,6 +54,7 @@ async def main(address, key, concurrency, seconds):
     await asyncio.gather(*map(calls, connections))
     print(json.dumps({"seconds": time.perf_counter() - start, "latencies": latencies}))
 
+CALLS_OF_AN_ATTEMPT = 5
 asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
 """
 """Speaks HTTP over plain sockets: a client library would cost more than the gateway that is measured."""
@@ -79,12 +83,15 @@ async def measure(kind: str) -> None:
     client = FakeSamplingClient(lambda _prompt, _params: answer)
     await gateway.publish(Policy(client, 0, SamplingDefaults(8), SamplingDefaults(8)))
     for concurrency in CONCURRENCIES:
-        capture.register("ro", "at", RolloutKey(0, "train", 0, 0), 0)
+        attempts = [str(number) for number in range(MAX_ATTEMPTS)]
+        for number, attempt_id in enumerate(attempts):
+            capture.register("ro", attempt_id, RolloutKey(0, "train", number, 0), 0)
         command = [sys.executable, "-c", CLIENT, gateway.address, gateway.key, str(concurrency), str(SECONDS)]
         began = time.process_time()
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
         cpu_seconds = time.process_time() - began
-        capture.collect("ro", "at")
+        for attempt_id in attempts:
+            capture.collect("ro", attempt_id)
         found = json.loads(done.stdout)
         per_cent = quantiles(found["latencies"], n=100)
         rate = len(found["latencies"]) / found["seconds"]

@@ -1,4 +1,4 @@
-"""How fast rollouts go: ``python tests/benchmarks/rollouts.py``, on a machine with nothing else to do.
+"""How fast rollouts go: ``python tests/benchmarks/collect.py``, on a machine with nothing else to do.
 
 Prints, for inline runners: 2,000 rollouts of an agent that waits 0.1 s and never calls the model, 512 at once, with the
 event loop's lag; and 64 such rollouts, a small batch. Goals: under 10 s with a lag p99 under 250 ms, and under 1 s.
