@@ -201,14 +201,12 @@ class Capture:
             if again and attempt.lost[prompt]:
                 attempt.lost[prompt] -= 1
             elif again and (newest := attempt.newest(prompt)) is not None:
-                self._late_turns += attempt.drop(newest)
+                self._late_turns += attempt.drop(newest, prompt)
             attempt.overlapped = attempt.overlapped or bool(attempt.in_flight)
             kept = attempt.take_kept(prompt, asked, policy_version)
             if kept is None and attempt.kept and not attempt.overlapped:
                 self._drop_kept(attempt)
-            repeat = attempt.next_repeat(prompt) if kept is None else kept.repeat
-            number, attempt.num_calls = attempt.num_calls, attempt.num_calls + 1
-            attempt.in_flight[number] = prompt, repeat
+            number, repeat = attempt.begin(prompt, kept)
         seed = call_seed(self._run_seed, attempt.key, attempt.number, prompt, repeat)
         return Call(rollout_id, attempt_id, prompt, asked, repeat, number, seed, kept.turns if kept else None)
 
@@ -219,9 +217,10 @@ class Capture:
         """
         with self._lock:
             attempt = self._attempts.get((call.rollout_id, call.attempt_id))
-            if attempt is None or attempt.in_flight.pop(call.number, None) is None:
+            if attempt is None or call.number not in attempt.in_flight:
                 self._late_turns += len(turns)
                 return None
+            attempt.in_flight.remove(call.number)
             answered = AnsweredCall(
                 attempt.key,
                 attempt.number,
@@ -248,7 +247,7 @@ class Capture:
         with self._lock:
             attempt = self._attempts.get((call.rollout_id, call.attempt_id))
             if attempt is not None and (call.number in attempt.in_flight or call.number in attempt.answered):
-                self._late_turns += attempt.drop(call.number)
+                self._late_turns += attempt.drop(call.number, call.prompt_tokens)
                 attempt.lost[call.prompt_tokens] += 1
 
     def collect(self, rollout_id: str, attempt_id: str) -> tuple[Turn, ...]:

@@ -29,8 +29,10 @@ class Attempt:
     kept: dict[Prompt, list[AnsweredCall]]
     """By prompt, those that were not asked for again so far."""
     num_calls: int = 0
-    in_flight: dict[int, tuple[Prompt, int]] = field(default_factory=dict)
-    """Prompt and repeat of each call that waits for its reply, by the call's number."""
+    repeats: dict[Prompt, dict[int, int]] = field(default_factory=dict)
+    """By prompt and number, the repeat of each call in flight or answered."""
+    in_flight: set[int] = field(default_factory=set)
+    """The numbers of the calls that wait for their reply."""
     answered: dict[int, AnsweredCall] = field(default_factory=dict)
     """By the call's number."""
     lost: Counter[Prompt] = field(default_factory=Counter)
@@ -69,21 +71,26 @@ class Attempt:
                 return call
         return None
 
-    def next_repeat(self, prompt: Prompt) -> int:
-        """The least that no call has, kept ones included."""
-        calls = [*self.answered.values(), *self.kept.get(prompt, ())]
-        used = {call.repeat for call in calls if call.prompt_tokens == prompt}
-        used |= {repeat for asked, repeat in self.in_flight.values() if asked == prompt}
-        return next(repeat for repeat in range(len(used) + 1) if repeat not in used)
+    def begin(self, prompt: Prompt, kept: AnsweredCall | None) -> tuple[int, int]:
+        """The number and the repeat of a call that begins, which ``kept`` answers; None: it is to be sampled.
 
-    def drop(self, number: int) -> int:
+        The repeat is the least that no other call with this prompt has, those that are kept included.
+        """
+        calls = self.repeats.setdefault(prompt, {})
+        used = {*calls.values(), *(call.repeat for call in self.kept.get(prompt, ()))}
+        free = next(repeat for repeat in range(len(used) + 1) if repeat not in used)
+        number, self.num_calls = self.num_calls, self.num_calls + 1
+        calls[number] = free if kept is None else kept.repeat
+        self.in_flight.add(number)
+        return number, calls[number]
+
+    def drop(self, number: int, prompt: Prompt) -> int:
         """Forgets a call, in flight or answered, and what was sampled for it; the number of turns dropped."""
-        self.in_flight.pop(number, None)
+        self.in_flight.discard(number)
+        self.repeats[prompt].pop(number, None)
         answered = self.answered.pop(number, None)
         return 0 if answered is None else len(answered.turns)
 
     def newest(self, prompt: Prompt) -> int | None:
         """The number of the newest call of this prompt, in flight or answered."""
-        in_flight = [number for number, (asked, _) in self.in_flight.items() if asked == prompt]
-        answered = [number for number, call in self.answered.items() if call.prompt_tokens == prompt]
-        return max([*in_flight, *answered], default=None)
+        return max(self.repeats.get(prompt, {}), default=None)
