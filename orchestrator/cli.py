@@ -33,6 +33,7 @@ RUNNER_HELP = """\
 settings:
   store_address=http://HOST:PORT   where the run serves its store (its store_host and store_port); required
   agent=module:attribute           the agent of the run, importable from the current directory; required
+  adapter=capture                  tracer: for a run with adapter=tracer, whose turns are read in what workers trace
   num_workers=1                    processes, one rollout at a time each
   key_file=PATH                    store.key of the run directory, where this machine sees it
 

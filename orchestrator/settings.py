@@ -175,10 +175,10 @@ def _check(config: Config) -> None:
     _check_gateway(config)
     if not 0 <= config.val_fraction < 1:
         raise ConfigError(f"val_fraction={config.val_fraction}: expected at least 0 and less than 1")
-    if config.adapter == "tracer":
+    if config.adapter == "tracer" and config.placement not in ("processes", "external"):
         raise ConfigError(
-            "adapter=tracer: Agent-lightning has one active tracer a process, and here many rollouts run in one; set "
-            "adapter=capture or adapter=proxy, which give the same turns"
+            f"adapter=tracer: Agent-lightning has one active tracer a process, and with placement={config.placement} "
+            "many rollouts run in one; add placement=processes, or set adapter=capture, which gives the same turns"
         )
     if config.adapter == "proxy" and config.gateway != "llm_proxy":
         raise ConfigError("adapter=proxy: only Agent-lightning's proxy leaves spans; add gateway=llm_proxy")

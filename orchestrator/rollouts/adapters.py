@@ -20,8 +20,9 @@ from orchestrator.rollouts.revealing import FINISH_REASON, LOGPROBS, RESPONSE_ID
 
 CALL_SPANS: Mapping[str, str] = {"tracer": "openai.chat.completion", "proxy": "litellm_request"}
 """The name of the span that each adapter takes a call's turn from."""
-PATIENCE_SECONDS = 10.0
-"""A span is usually stored within 15 ms of its call's reply; a loaded machine may need more."""
+PATIENCE_SECONDS: Mapping[str, float] = {"tracer": 0.0, "proxy": 10.0}
+"""The proxy's span is usually stored within 15 ms of its call's reply; a loaded machine may need more. A worker's
+tracer has stored its spans before it tells that the attempt is over, after which the store takes none."""
 LONGEST_PAUSE_SECONDS = 0.1
 
 
@@ -37,13 +38,13 @@ class SpanTurns:
         adapter: Literal["tracer", "proxy"],
         store: LightningStore,
         *,
-        patience_seconds: float = PATIENCE_SECONDS,
+        patience_seconds: float | None = None,
     ) -> None:
-        """``patience_seconds`` bounds the wait for the spans of one attempt."""
+        """``patience_seconds`` bounds the wait for the spans of one attempt; None: as long as those of ``adapter``."""
         self._name = adapter
         self._adapter = TracerTraceToTriplet() if adapter == "tracer" else LlmProxyTraceToTriplet()
         self._store = store
-        self._patience_seconds = patience_seconds
+        self._patience_seconds = PATIENCE_SECONDS[adapter] if patience_seconds is None else patience_seconds
 
     async def adapt(self, rollout_id: str, attempt_id: str, result: AttemptResult) -> AttemptResult:
         """``result``, an attempt that succeeded by the turns that were captured, as its spans have it.

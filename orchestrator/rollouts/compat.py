@@ -4,8 +4,9 @@ Other modules of the project take the names of both libraries from here, so that
 environment is set. ``tests/rollouts/test_compat.py`` has one test per fix that fails on the day it is not needed:
 
 - ``LITELLM_LOCAL_MODEL_COST_MAP``: litellm 1.108 asks the network for a price list when it is imported.
-- ``AGENTOPS_LOGGING_TO_FILE``, ``AGENTOPS_LOG_SESSION_REPLAY_URL``: the tracer of agentlightning 0.3.0 is AgentOps',
-  which writes ``agentops.log`` where it stands and prints an address for each rollout.
+- ``AGENTOPS_LOGGING_TO_FILE``, ``AGENTOPS_LOG_SESSION_REPLAY_URL``, ``AGENTOPS_LOG_LEVEL``: the tracer of
+  agentlightning 0.3.0 is AgentOps', which writes ``agentops.log`` where it stands, prints an address for each rollout,
+  and quotes requests in the errors that it shows.
 - ``silence_litellm``: litellm 1.108 prints a banner and its models on stdout when the proxy starts, and has log
   handlers of its own whose lines may quote requests.
 - ``silence_spans``: the telemetry of litellm 1.108 touches spans after their end, and that of agentlightning 0.3.0
@@ -20,13 +21,16 @@ environment is set. ``tests/rollouts/test_compat.py`` has one test per fix that 
   adapter for them takes ids as text but not as the tuples of OpenTelemetry, and its exporter waits for a store server
   that waits for the exporter.
 - ``ContextTracer``: in agentlightning 0.3.0 ``emit_reward`` finds one tracer per process, yet many rollouts run in it.
+- ``without_none``: OpenTelemetry 1.45 keeps attributes that are None, as of a call with ``max_tokens=None``; the spans
+  of agentlightning 0.3.0 refuse them by an exception, which the agent gets in place of its reply.
 - ``OTLP_LOSES_SPANS``: in agentlightning 0.3.0 the exporter of spans keeps the endpoint it was made with, so what goes
   to a store over HTTP is lost while its rollouts succeed; a store that does not offer OTLP gets them one by one.
 """
 
 import logging
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -34,6 +38,7 @@ from typing import Any
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 os.environ.setdefault("AGENTOPS_LOGGING_TO_FILE", "False")
 os.environ.setdefault("AGENTOPS_LOG_SESSION_REPLAY_URL", "False")
+os.environ.setdefault("AGENTOPS_LOG_LEVEL", "CRITICAL")
 
 import litellm
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
@@ -44,7 +49,7 @@ from agentlightning.llm_proxy import LightningOpenTelemetry, LightningSpanExport
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.store.base import UNSET
-from agentlightning.tracer import DummyTracer, OtelTracer, get_active_tracer, set_active_tracer
+from agentlightning.tracer import AgentOpsTracer, DummyTracer, OtelTracer, get_active_tracer, set_active_tracer
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -68,6 +73,7 @@ from litellm.proxy.shutdown.graceful_shutdown_manager import GracefulShutdownMan
 from litellm.responses.litellm_completion_transformation.transformation import LiteLLMCompletionResponsesConfig
 from litellm.types.utils import Choices, Message, ModelResponse, Usage
 from litellm.utils import custom_llm_setup
+from opentelemetry.sdk.trace import Event, ReadableSpan
 
 __all__ = [
     "OTLP_LOSES_SPANS",
@@ -76,6 +82,7 @@ __all__ = [
     "Attempt",
     "AttemptStatus",
     "AttemptedRollout",
+    "CallTracer",
     "Choices",
     "ContextTracer",
     "CustomLLM",
@@ -117,6 +124,7 @@ __all__ = [
     "set_master_key",
     "silence_litellm",
     "silence_spans",
+    "without_none",
 ]
 
 OTLP_LOSES_SPANS = {"otlp_traces": False}
@@ -142,6 +150,28 @@ def silence_spans() -> None:
     """Keeps to errors who writes the proxy's spans; a span that is missing is told of where it is missed."""
     for name in SPAN_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def without_none(span: ReadableSpan) -> ReadableSpan:
+    """``span``, but for the attributes that are None."""
+    return ReadableSpan(
+        name=span.name,
+        context=span.context,
+        parent=span.parent,
+        resource=span.resource,
+        attributes=_given(span.attributes),
+        events=[Event(event.name, _given(event.attributes), event.timestamp) for event in span.events],
+        links=span.links,
+        kind=span.kind,
+        status=span.status,
+        start_time=span.start_time,
+        end_time=span.end_time,
+        instrumentation_scope=span.instrumentation_scope,
+    )
+
+
+def _given(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {name: value for name, value in (attributes or {}).items() if value is not None}
 
 
 def allow_restart() -> None:
@@ -229,6 +259,16 @@ class ContextTracer(_TellsRewards, DummyTracer):  # type: ignore[misc]  # Agent-
 
 class WorkerTracer(_TellsRewards, OtelTracer):  # type: ignore[misc]
     """Agent-lightning's OpenTelemetry tracer, whose spans go to the store: of one rollout at a time."""
+
+
+class CallTracer(_TellsRewards, AgentOpsTracer):  # type: ignore[misc]
+    """Agent-lightning's AgentOps tracer, whose spans also tell the calls of the model; the service is not told."""
+
+    def instrument(self, worker_id: int) -> None:
+        """As Agent-lightning does, which warns of every library that is not installed."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            super().instrument(worker_id)
 
 
 def install_tracer() -> ContextTracer:

@@ -1,6 +1,7 @@
 """Daemon threads for agents: nobody waits for them, and those that outlive their attempt are counted and bounded."""
 
 import asyncio
+import contextlib
 import contextvars
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -84,14 +85,17 @@ def claim_threads(threads: "list[Future[Any]]") -> None:
 
 
 def in_daemon_thread(run: Callable[[], T], *, name: str) -> "Future[T]":
-    """Runs ``run`` in a thread of its own. Not a pool's thread: the interpreter waits for those when it exits."""
+    """Runs ``run`` in a thread of its own. Not a pool's thread: the interpreter waits for those when it exits.
+
+    An event loop that ``run`` leaves as that thread's is closed.
+    """
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
     context = contextvars.copy_context()
 
     def deliver() -> None:
         try:
-            future.set_result(context.run(run))
+            future.set_result(context.run(_run_and_close_loop, run))
         except BaseException as error:  # it belongs to whoever waits for the result
             future.set_exception(error)
 
@@ -101,3 +105,12 @@ def in_daemon_thread(run: Callable[[], T], *, name: str) -> "Future[T]":
         owner[:] = [*(other for other in owner if not other.done()), future]
     Thread(target=deliver, name=name, daemon=True).start()
     return future
+
+
+def _run_and_close_loop(run: Callable[[], T]) -> T:
+    try:
+        return run()
+    finally:
+        # Its three descriptors would stay open until the garbage collector finds it, hundreds of rollouts later.
+        with contextlib.suppress(RuntimeError):  # there is none, or another thread runs it
+            asyncio.get_event_loop().close()

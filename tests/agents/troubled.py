@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
@@ -61,10 +62,19 @@ async def hanging(task: str, llm: agl.LLM) -> float:
 
 @agl.rollout
 async def one_sleeps(task: str, llm: agl.LLM, rollout: Any) -> float:
-    """One rollout sleeps for ever in a worker thread, as an agent does that runs blocking code beside its loop."""
+    """One rollout sleeps for ever in a worker thread, as an agent does that runs blocking code beside its loop.
+
+    ``players.txt`` tells which processes play, in their order.
+    """
+    _tell_player()
     if rollout.metadata["rollout_key"] == CHOSEN:
         await asyncio.to_thread(time.sleep, 1_000_000)
     return await ask(task, llm)
+
+
+def _tell_player() -> None:
+    with Path("players.txt").open("a") as players:
+        players.write(f"{os.getpid()}\n")
 
 
 @agl.rollout

@@ -180,6 +180,8 @@ async def test_a_span_that_never_comes_or_tells_something_else_makes_the_rollout
 
 
 def test_a_tracer_is_refused_where_many_rollouts_share_a_process() -> None:
-    with pytest.raises(ConfigError, match="adapter=tracer"):
-        load_config(["recipe=none", "agent=letters:agent", "adapter=tracer"])
+    settings = ["recipe=none", "agent=letters:agent", "adapter=tracer"]
+    with pytest.raises(ConfigError, match=r"adapter=tracer.*add placement=processes"):
+        load_config(settings)
+    assert load_config([*settings, "placement=processes"]).adapter == "tracer"
     assert Config().adapter == "capture"

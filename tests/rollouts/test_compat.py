@@ -8,6 +8,7 @@ from typing import Any
 
 import agentlightning as agl
 import litellm
+import pytest
 from agentlightning import llm_proxy
 from agentlightning.tracer import base as tracer_base
 from agentops import config as agentops_config
@@ -16,6 +17,8 @@ from litellm.integrations.opentelemetry import OpenTelemetry
 from litellm.litellm_core_utils import get_model_cost_map
 from litellm.proxy import proxy_server
 from litellm.proxy.shutdown.graceful_shutdown_manager import GracefulShutdownManager
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from pydantic import ValidationError
 
 from orchestrator.rollouts import compat
 from orchestrator.rollouts.compat import LightningStoreClient
@@ -30,7 +33,9 @@ def test_litellm_still_reads_a_price_list_from_the_network_unless_told_not_to() 
 
 def test_agentops_still_writes_a_log_file_and_prints_addresses_unless_told_not_to() -> None:
     assert os.environ["AGENTOPS_LOGGING_TO_FILE"] == os.environ["AGENTOPS_LOG_SESSION_REPLAY_URL"] == "False"
+    assert os.environ["AGENTOPS_LOG_LEVEL"] == "CRITICAL"
     assert "AGENTOPS_LOGGING_TO_FILE" in inspect.getsource(agentops_logging)
+    assert "AGENTOPS_LOG_LEVEL" in inspect.getsource(agentops_logging)
     assert "AGENTOPS_LOG_SESSION_REPLAY_URL" in inspect.getsource(agentops_config)
 
 
@@ -75,6 +80,18 @@ def test_the_proxys_spans_still_hold_no_tokens_and_take_the_processs_tracer_prov
     assert "set_attributes" not in vars(compat.LightningOpenTelemetry)
     assert "token_ids" not in inspect.getsource(OpenTelemetry)
     assert "skip_set_global" not in inspect.getsource(compat.LightningOpenTelemetry)
+
+
+def test_agentlightnings_spans_still_refuse_attributes_that_are_none_though_opentelemetry_keeps_them() -> None:
+    with TracerProvider().get_tracer(__name__).start_as_current_span("call", attributes={"asked": 1}) as span:
+        span.set_attribute("max_tokens", None)
+        span.add_event("asked", {"max_tokens": None})
+    assert isinstance(span, ReadableSpan)
+    with pytest.raises(ValidationError, match="max_tokens"):
+        agl.Span.from_opentelemetry(span, rollout_id="r", attempt_id="a", sequence_id=1)
+    kept = agl.Span.from_opentelemetry(compat.without_none(span), rollout_id="r", attempt_id="a", sequence_id=1)
+    assert kept.attributes == {"asked": 1}
+    assert [event.attributes for event in kept.events] == [{}]
 
 
 def test_agentlightning_still_has_one_tracer_a_process() -> None:

@@ -77,7 +77,10 @@ def test_a_runner_that_the_run_cannot_use_is_told_why_and_starts_nothing(tmp_pat
         store = f"store_address=http://127.0.0.1:{address}"
         for problem, process in {
             "needs the run's key": start_runner(tmp_path / "key", store, "agent=letters:agent", key="x" * 20),
-            "this run plays agent=letters:agent": start_runner(tmp_path / "agent", store, "agent=letters:other"),
+            "the worker plays agent=letters:other": start_runner(tmp_path / "agent", store, "agent=letters:other"),
+            "plays agent=letters:agent adapter=tracer": start_runner(
+                tmp_path / "adapter", store, "agent=letters:agent", "adapter=tracer"
+            ),
         }.items():
             assert wait_for(process) == 2
             assert any(problem in told.read_text() for told in tmp_path.glob("*/stderr.txt"))
@@ -89,6 +92,7 @@ def test_a_runner_that_the_run_cannot_use_is_told_why_and_starts_nothing(tmp_pat
         (["agent=letters:agent"], "store_address"),
         (["store_adress=http://h:1"], "did you mean store_address="),
         (["store_address=h:1", "agent=letters:agent"], "expected http://HOST:PORT"),
+        (["store_address=http://h:1", "agent=letters:agent", "adapter=x"], "expected that of the run"),
         (["store_address=http://h:1", "agent=letters:agent"], "ORCHESTRATOR_STORE_KEY is not set"),
     ],
 )

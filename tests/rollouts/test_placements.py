@@ -34,9 +34,18 @@ def inline(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str
     return run
 
 
-@pytest.mark.parametrize("agent", ["varied:agent", "varied:synchronous"])
-def test_however_agents_end_worker_processes_store_the_same_bytes(agent: str, inline: Any, tmp_path: Path) -> None:
-    child = fixture_d(tmp_path, f"agent={agent}", *VARIED, "placement=processes", "num_workers=2")
+@pytest.mark.parametrize(
+    ("agent", "settings"),
+    [
+        ("varied:agent", []),
+        ("varied:synchronous", []),
+        ("varied:agent", ["adapter=proxy", "gateway=llm_proxy"]),
+    ],
+)
+def test_however_agents_end_worker_processes_store_the_same_bytes(
+    agent: str, settings: list[str], inline: Any, tmp_path: Path
+) -> None:
+    child = fixture_d(tmp_path, f"agent={agent}", *VARIED, "placement=processes", "num_workers=2", *settings)
     assert run_with_workers(child) == 0, child.output
     stored = stored_rollouts(child)
     assert stored == inline(agent)
@@ -44,9 +53,22 @@ def test_however_agents_end_worker_processes_store_the_same_bytes(agent: str, in
     assert outcomes == {"succeeded", "failed", "empty", "invalid"}
 
 
-def test_however_agents_end_external_workers_store_the_same_bytes(inline: Any, tmp_path: Path) -> None:
-    child, runner = external(tmp_path, "agent=varied:agent", *VARIED)
-    with running(runner("num_workers=2")):
+def test_what_worker_processes_trace_stores_the_same_bytes_and_goes_nowhere_else(inline: Any, tmp_path: Path) -> None:
+    """The tracer is that of a service on the network, with a log file and a console of its own."""
+    child = fixture_d(tmp_path, "agent=witnessed:synchronous", *VARIED, "placement=processes", "adapter=tracer")
+    assert run_with_workers(child) == 0, (tmp_path / "printed.txt").read_text()
+    assert stored_rollouts(child) == inline("varied:synchronous")
+    seen = [line.partition(" ") for line in (tmp_path / "witnessed.txt").read_text().splitlines()]
+    assert {whom for what, _, whom in seen if what == "call"} == {"127.0.0.1"}
+    written = {Path(path) for what, _, path in seen if what == "write"} - {child.ledger}
+    assert [path for path in written if not path.is_relative_to(child.log_path)] == []
+    assert "agentops" not in (tmp_path / "printed.txt").read_text().lower()
+
+
+@pytest.mark.parametrize("adapter", ["adapter=capture", "adapter=tracer"])
+def test_however_agents_end_external_workers_store_the_same_bytes(adapter: str, inline: Any, tmp_path: Path) -> None:
+    child, runner = external(tmp_path, "agent=varied:agent", *VARIED, adapter)
+    with running(runner("num_workers=2", adapter)):
         assert run_child(child) == 0, child.output
     assert stored_rollouts(child) == inline("varied:agent")
 
@@ -64,6 +86,17 @@ def test_the_rollout_of_a_killed_worker_is_played_again_and_stores_the_same_byte
         for run in (child, uninterrupted_child)
     ]
     assert calls[0] <= calls[1] + 1, "only the killed turn is paid for twice"
+
+
+def test_a_run_killed_while_its_workers_trace_is_resumed_and_comes_to_the_same(
+    tmp_path: Path, uninterrupted_child: Child
+) -> None:
+    """H33: what was sampled is not sampled again, and the spans of the second play tell it."""
+    traced = ("agent=agents_sdk:agent", "placement=processes", "num_workers=2", "adapter=tracer")
+    killed = fixture_d(tmp_path, *traced, observer=KillAt("request:before:sample", 8 + 5))
+    assert run_with_workers(killed) == -9
+    assert run_with_workers(fixture_d(tmp_path, *traced)) == 0, killed.output
+    assert outcome_of_run(killed.log_path) == outcome_of_run(uninterrupted_child.log_path)
 
 
 def test_a_run_killed_with_its_workers_is_resumed_in_one_process(tmp_path: Path, uninterrupted_child: Child) -> None:
@@ -85,16 +118,20 @@ def test_a_rollout_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
     assert failed[0]["error"].startswith("WorkerLost: 3 workers were lost")
 
 
-def test_an_agent_that_sleeps_in_a_worker_is_cut_off_at_its_deadline(tmp_path: Path) -> None:
-    """H12."""
+def test_an_agent_that_sleeps_in_a_worker_is_cut_off_at_its_deadline_and_its_worker_replaced(tmp_path: Path) -> None:
+    """H12: what sleeps on, in a thread, shares its process with no other rollout."""
     child = fixture_d(
         tmp_path,
         "agent=troubled:one_sleeps",
         "placement=processes",
-        "num_workers=2",
+        "num_workers=1",
         "rollout_timeout_seconds=2",
         "max_batches=1",
     )
     assert run_with_workers(child) == 0, child.output
     lines = [json.loads(line) for line in stored_rollouts(child)["000000.train.jsonl"].splitlines()]
     assert [line["outcome"] for line in lines] == ["succeeded", "timed_out", "succeeded", "succeeded"]
+    first, sleeping, *later = (tmp_path / "players.txt").read_text().split()
+    assert first == sleeping
+    assert len(later) == 2
+    assert sleeping not in later

@@ -56,13 +56,19 @@ async def open_runner(
     keep_secret(key)
     claims = Claims(capture, config.worker_lost_seconds)
     host, port = (LOOPBACK, 0) if here else (config.store_host, config.store_port)
-    server = StoreServer(store, claims, host=host, port=port, key=key, agent=config.agent)
+    traced = config.adapter == "tracer"
+    server = StoreServer(store, claims, host=host, port=port, key=key, agent=config.agent, traced=traced)
     async with AsyncExitStack() as stack:
         await server.start()
         stack.push_async_callback(server.stop)
         if here:
             pool = WorkerPool(
-                config.num_workers, store_address=server.address, agent=config.agent, key=key, on_death=server.leave
+                config.num_workers,
+                store_address=server.address,
+                agent=config.agent,
+                key=key,
+                on_death=server.leave,
+                traced=traced,
             )
             await stack.enter_async_context(_kept_alive(pool, claims))
         yield QueuedRunner(store=store, claims=claims, timeout_seconds=config.rollout_timeout_seconds, spans=spans)

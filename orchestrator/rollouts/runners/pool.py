@@ -40,10 +40,11 @@ class WorkerPool:
         agent: str,
         key: str,
         on_death: Callable[[str, str], Awaitable[None]],
+        traced: bool = False,
     ) -> None:
-        """``on_death`` gets the id of a worker that has died, and how."""
+        """``on_death`` gets the id of a worker that has died, and how; ``traced`` as of ``WorkerOrders``."""
         self._num_workers = num_workers
-        self._store_address, self._agent, self._key = store_address, agent, key
+        self._store_address, self._agent, self._key, self._traced = store_address, agent, key, traced
         self._on_death = on_death
         self._workers: dict[str, _Worker] = {}
         self._started = 0
@@ -107,7 +108,7 @@ class WorkerPool:
     async def _start(self) -> _Worker:
         self._started += 1
         worker_id = f"{socket.gethostname()}-{os.getpid()}-{self._started}"
-        orders = WorkerOrders(worker_id, self._store_address, self._agent, self._key)
+        orders = WorkerOrders(worker_id, self._store_address, self._agent, self._key, self._traced)
         process = _context().Process(target=work, args=(orders,), daemon=True)
         async with self._one_at_a_time:
             await asyncio.to_thread(process.start)  # the first one waits for the fork server's imports

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 from orchestrator.errors import ConfigError
 from orchestrator.rollouts.runners.store_key import worker_key
 
-SETTINGS = ("store_address", "agent", "num_workers", "key_file")
+SETTINGS = ("store_address", "agent", "adapter", "num_workers", "key_file")
+ADAPTERS = ("capture", "tracer", "proxy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class RunnerSettings:
     agent: str
     key: str = field(repr=False)
     num_workers: int = 1
+    traced: bool = False
+    """Whether the run reads its turns in spans of the workers' tracer."""
 
 
 def read_settings(arguments: Sequence[str]) -> RunnerSettings:
@@ -46,5 +49,9 @@ def read_settings(arguments: Sequence[str]) -> RunnerSettings:
     num_workers = given.get("num_workers", "1")
     if not num_workers.isdecimal() or int(num_workers) < 1:
         raise ConfigError(f"num_workers={num_workers}: expected a whole number of at least 1")
+    adapter = given.get("adapter", "capture")
+    if adapter not in ADAPTERS:
+        raise ConfigError(f"adapter={adapter}: expected that of the run, one of {', '.join(ADAPTERS)}")
     key = worker_key(given.get("key_file"))
-    return RunnerSettings(given["store_address"].rstrip("/"), given["agent"], key, int(num_workers))
+    address_given = given["store_address"].rstrip("/")
+    return RunnerSettings(address_given, given["agent"], key, int(num_workers), traced=adapter == "tracer")

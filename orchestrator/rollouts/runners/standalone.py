@@ -30,7 +30,7 @@ def run_workers(settings: RunnerSettings) -> int:
 
 async def _run(settings: RunnerSettings) -> int:
     loop = asyncio.get_running_loop()
-    client = StoreClient(settings.store_address, key=settings.key, agent=settings.agent)
+    client = StoreClient(settings.store_address, key=settings.key, agent=settings.agent, traced=settings.traced)
 
     async def tell_death(worker_id: str, how: str) -> None:
         await client.say_goodbye(worker_id, how)
@@ -41,6 +41,7 @@ async def _run(settings: RunnerSettings) -> int:
         agent=settings.agent,
         key=settings.key,
         on_death=tell_death,
+        traced=settings.traced,
     )
     received: list[signal.Signals] = []
     working = asyncio.create_task(_work(settings, client, pool))

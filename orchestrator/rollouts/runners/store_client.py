@@ -10,7 +10,13 @@ import aiohttp
 import structlog
 
 from orchestrator.rollouts.attempts import Report
-from orchestrator.rollouts.compat import OTLP_LOSES_SPANS, AttemptedRollout, LightningStoreClient
+from orchestrator.rollouts.compat import (
+    OTLP_LOSES_SPANS,
+    AttemptedRollout,
+    LightningStoreClient,
+    Span,
+    without_none,
+)
 from orchestrator.rollouts.runners.store_server import (
     AGENT_HEADER,
     CONFLICT,
@@ -19,6 +25,7 @@ from orchestrator.rollouts.runners.store_server import (
     HEALTH_PATH,
     REPORT,
     UNAUTHORIZED,
+    played,
 )
 
 log = structlog.get_logger(__name__)
@@ -30,10 +37,10 @@ RETRY_SECONDS = 0.5
 class StoreClient(LightningStoreClient):  # type: ignore[misc]  # Agent-lightning's classes are Any here
     """One worker's connection to the store of a run, which may die and come back while the worker lives."""
 
-    def __init__(self, address: str, *, key: str, agent: str) -> None:
-        """``agent`` is what the worker plays, as ``module:attribute``."""
+    def __init__(self, address: str, *, key: str, agent: str, traced: bool = False) -> None:
+        """``agent`` is what the worker plays, as ``module:attribute``; ``traced``: with a tracer of its calls."""
         super().__init__(address)
-        self._headers = {"Authorization": f"Bearer {key}", AGENT_HEADER: agent}
+        self._headers = {"Authorization": f"Bearer {key}", AGENT_HEADER: played(agent, traced=traced)}
         self._polling: asyncio.Task[Any] | None = None
         self._trouble: str | None = None
         self._stopped = asyncio.Event()
@@ -60,6 +67,15 @@ class StoreClient(LightningStoreClient):  # type: ignore[misc]  # Agent-lightnin
         self._stopped.set()
         if self._polling is not None:
             self._polling.cancel()
+
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: Any, sequence_id: int | None = None
+    ) -> Span | None:
+        """As Agent-lightning's, of what its spans can hold."""
+        span: Span | None = await super().add_otel_span(
+            rollout_id, attempt_id, without_none(readable_span), sequence_id
+        )
+        return span
 
     async def report(self, rollout_id: str, attempt_id: str, report: Report) -> None:
         """Tells how an attempt ended, before Agent-lightning's runner tells that it did.

@@ -29,7 +29,7 @@ from orchestrator.rollouts.compat import (
 from orchestrator.rollouts.runners.claims import Claim, Claims
 
 AGENT_HEADER = "x-orchestrator-agent"
-"""Which agent a worker plays; one of another agent than the run's is turned away."""
+"""What a worker plays, as of ``played``; one that plays another agent than the run's, or otherwise, is turned away."""
 REPORT, GONE = "report", "gone"
 """What workers tell in the metadata of an attempt, and in their last heartbeat."""
 HEALTH_PATH = "/v1/agl/health"
@@ -40,17 +40,30 @@ ENDED = ("succeeded", "failed")
 UNAUTHORIZED, NOT_FOUND, CONFLICT = 401, 404, 409
 
 
+def played(agent: str, *, traced: bool) -> str:
+    """What a worker plays: the agent, and with which adapter where that is the worker's affair."""
+    return f"{agent} adapter=tracer" if traced else agent
+
+
 class StoreServer:
     """Serves ``store`` on ``host`` and ``port``, on the event loop it is started on."""
 
     def __init__(
-        self, store: InMemoryLightningStore, claims: Claims, *, host: str, port: int, key: str, agent: str
+        self,
+        store: InMemoryLightningStore,
+        claims: Claims,
+        *,
+        host: str,
+        port: int,
+        key: str,
+        agent: str,
+        traced: bool = False,
     ) -> None:
-        """``port`` 0 takes any free one; ``agent`` is the one that workers must play."""
+        """``port`` 0 takes any free one; ``agent`` is the one that workers must play, ``traced`` as of its calls."""
         self._claims = claims
         self._host, self._port = host, port
         self._routes = _Routes(store, claims)
-        gate = _Gate(self._routes.app, claims, key=key, agent=agent)
+        gate = _Gate(self._routes.app, claims, key=key, plays=played(agent, traced=traced))
         config = uvicorn.Config(gate, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
         self._server = _Server(config)
         self._tasks: list[asyncio.Task[None]] = []
@@ -200,10 +213,10 @@ class _Routes(LightningStoreServer):  # type: ignore[misc]  # Agent-lightning's 
 class _Gate:
     """Before the routes: asks for the key, turns away workers of another agent, and holds requests for work."""
 
-    def __init__(self, app: ASGIApp, claims: Claims, *, key: str, agent: str) -> None:
+    def __init__(self, app: ASGIApp, claims: Claims, *, key: str, plays: str) -> None:
         self._app, self._claims = app, claims
         self._expected = f"Bearer {key}".encode()
-        self._agent = agent
+        self._plays = plays
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -212,9 +225,9 @@ class _Gate:
         if not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
             await _answer(send, UNAUTHORIZED, "the store needs the run's key")
             return
-        agent = headers.get(AGENT_HEADER.encode(), b"").decode("latin-1")
-        if agent != self._agent:
-            await _answer(send, CONFLICT, f"this run plays agent={self._agent}, the worker plays agent={agent}")
+        plays = headers.get(AGENT_HEADER.encode(), b"").decode("latin-1")
+        if plays != self._plays:
+            await _answer(send, CONFLICT, f"this run plays agent={self._plays}, the worker plays agent={plays}")
             return
         if scope["path"] == DEQUEUE_PATH:
             body = await _body(receive)

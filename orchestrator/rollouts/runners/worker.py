@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +18,17 @@ import structlog
 from orchestrator.errors import OrchestratorError, OwnWordsError
 from orchestrator.rollouts.agents import load_agent
 from orchestrator.rollouts.attempts import Report
-from orchestrator.rollouts.compat import AttemptedRollout, LitAgent, LitAgentRunner, NamedResources, WorkerTracer
+from orchestrator.rollouts.compat import (
+    AttemptedRollout,
+    CallTracer,
+    LitAgent,
+    LitAgentRunner,
+    NamedResources,
+    WorkerTracer,
+)
 from orchestrator.rollouts.loopback import bypass_proxies
 from orchestrator.rollouts.rewards import Rewards
-from orchestrator.rollouts.runners.play import cancelled, play_async, play_in_thread
+from orchestrator.rollouts.runners.play import RewardTracer, cancelled, play_async, play_in_thread
 from orchestrator.rollouts.runners.store_client import StoreClient
 from orchestrator.rollouts.threads import DaemonThreads
 
@@ -44,6 +53,8 @@ class WorkerOrders:
     agent: str
     """``module:attribute``; every worker imports it for itself."""
     key: str = field(repr=False)
+    traced: bool = False
+    """Whether the calls of the model leave spans in the store, for adapter=tracer."""
 
 
 class AgentEndedError(OwnWordsError):
@@ -90,7 +101,7 @@ def speak_json(**context: Any) -> None:
 async def _work(orders: WorkerOrders, agent: LitAgent[Any]) -> None:
     loop = asyncio.get_running_loop()
     loop.set_default_executor(DaemonThreads())
-    store = StoreClient(orders.store_address, key=orders.key, agent=orders.agent)
+    store = StoreClient(orders.store_address, key=orders.key, agent=orders.agent, traced=orders.traced)
     stop = threading.Event()
 
     def end_after_this_rollout() -> None:
@@ -98,9 +109,9 @@ async def _work(orders: WorkerOrders, agent: LitAgent[Any]) -> None:
         store.stop()
 
     loop.add_signal_handler(signal.SIGTERM, end_after_this_rollout)
-    tracer = WorkerTracer()
+    tracer = CallTracer() if orders.traced else WorkerTracer()
     runner = _NamedRunner(orders.worker_id, tracer)
-    runner.init(_ReportingAgent(agent, store, tracer))
+    runner.init(_ReportingAgent(agent, store, tracer, leave=end_after_this_rollout))
     runner.init_worker(0, store)
     log.info("worker ready", store=orders.store_address, pid=os.getpid())
     await runner.iter(event=stop)
@@ -112,7 +123,7 @@ async def _work(orders: WorkerOrders, agent: LitAgent[Any]) -> None:
 class _NamedRunner(LitAgentRunner[Any]):  # type: ignore[misc]  # Agent-lightning's classes are Any here
     """Agent-lightning's runner under a name that no worker on another machine has."""
 
-    def __init__(self, worker_id: str, tracer: WorkerTracer) -> None:
+    def __init__(self, worker_id: str, tracer: WorkerTracer | CallTracer) -> None:
         super().__init__(
             tracer,
             poll_interval=POLL_SECONDS,
@@ -136,9 +147,12 @@ class _NamedRunner(LitAgentRunner[Any]):  # type: ignore[misc]  # Agent-lightnin
 class _ReportingAgent(LitAgent[Any]):  # type: ignore[misc]
     """The user's agent, kept to its deadline, whose end is reported before Agent-lightning's runner tells of it."""
 
-    def __init__(self, agent: LitAgent[Any], store: StoreClient, tracer: WorkerTracer) -> None:
+    def __init__(
+        self, agent: LitAgent[Any], store: StoreClient, tracer: RewardTracer, *, leave: Callable[[], None]
+    ) -> None:
+        """``leave`` is called when this process should play no further rollout."""
         super().__init__()
-        self._agent, self._store, self._tracer = agent, store, tracer
+        self._agent, self._store, self._tracer, self._leave = agent, store, tracer, leave
 
     def is_async(self) -> bool:
         return True
@@ -156,8 +170,8 @@ class _ReportingAgent(LitAgent[Any]):  # type: ignore[misc]
     async def _play(self, resources: NamedResources, rollout: AttemptedRollout) -> float | None:
         facts = {"rollout": rollout.metadata["rollout_key"], "attempt": rollout.metadata["attempt"]}
         timeout_seconds = rollout.config.timeout_seconds
-        rewards = Rewards()
-        playing = self._start(resources, rollout, rewards)
+        rewards, threads = Rewards(), list[Future[Any]]()
+        playing = self._start(resources, rollout, rewards, threads)
         watchdog = threading.Timer(timeout_seconds + STUCK_SECONDS, _end_stuck)
         watchdog.daemon = True
         watchdog.start()
@@ -167,6 +181,10 @@ class _ReportingAgent(LitAgent[Any]):  # type: ignore[misc]
             if not done:
                 await cancelled({playing}, wait_seconds=CANCEL_SECONDS)
                 log.warning("rollout cut off at its deadline", timeout_seconds=timeout_seconds, **facts)
+                if not playing.done() or not all(thread.done() for thread in threads):
+                    # It cannot be ended, and the spans of what it goes on doing would count for the next rollout.
+                    log.warning("what was cut off still runs; another process takes this worker's place", **facts)
+                    self._leave()
                 raise AgentEndedError("it did not return in time")
         finally:
             watchdog.cancel()
@@ -178,14 +196,14 @@ class _ReportingAgent(LitAgent[Any]):  # type: ignore[misc]
         return report.reward
 
     def _start(
-        self, resources: NamedResources, rollout: AttemptedRollout, rewards: Rewards
+        self, resources: NamedResources, rollout: AttemptedRollout, rewards: Rewards, threads: "list[Future[Any]]"
     ) -> "asyncio.Future[Report]":
         if self._agent.is_async():
             return asyncio.create_task(
-                play_async(self._agent, rollout, resources, rewards=rewards, tracer=self._tracer, threads=[])
+                play_async(self._agent, rollout, resources, rewards=rewards, tracer=self._tracer, threads=threads)
             )
         return asyncio.wrap_future(
-            play_in_thread(self._agent, rollout, resources, rewards=rewards, tracer=self._tracer, threads=[])
+            play_in_thread(self._agent, rollout, resources, rewards=rewards, tracer=self._tracer, threads=threads)
         )
 
 
