@@ -44,11 +44,23 @@ class StoreServer:
     """Serves ``store`` on ``host`` and ``port``, on the event loop it is started on."""
 
     def __init__(
-        self, store: InMemoryLightningStore, claims: Claims, *, host: str, port: int, key: str, agent: str
+        self,
+        store: InMemoryLightningStore,
+        claims: Claims,
+        *,
+        host: str,
+        port: int,
+        key: str,
+        agent: str,
+        advice: str | None = None,
     ) -> None:
-        """``port`` 0 takes any free one; ``agent`` is the one that workers must play."""
+        """``port`` 0 takes any free one; ``agent`` is the one that workers must play.
+
+        ``advice`` is given where rollouts wait and no worker comes; None: to start one.
+        """
         self._claims = claims
         self._host, self._port = host, port
+        self._advice = advice
         self._routes = _Routes(store, claims)
         gate = _Gate(self._routes.app, claims, key=key, agent=agent)
         config = uvicorn.Config(gate, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
@@ -100,7 +112,7 @@ class StoreServer:
         while True:
             await asyncio.sleep(min(1.0, self._claims.lost_seconds / 4))
             self._claims.warn_if_nobody_comes(
-                f"start one with `python -m orchestrator runner store_address={self.address} agent=...`"
+                self._advice or f"start one with `python -m orchestrator runner store_address={self.address} agent=...`"
             )
             for worker_id in self._claims.silent():
                 await self.leave(worker_id, f"it was silent for {self._claims.lost_seconds:g} s")
