@@ -109,14 +109,20 @@ class Config:
         "where trained turns are read: as sampled (capture), or in the spans of Agent-lightning's tracer or proxy",
     )
     concurrency: int = _operational(64, "rollouts under way at once")
-    placement: Literal["inline", "processes", "external"] = _operational(
+    placement: Literal["inline", "processes", "external", "ray"] = _operational(
         "inline",
         "where agents run. inline: in this process; processes: num_workers processes of this machine; external: "
-        "wherever `python -m orchestrator runner` is started",
+        "wherever `python -m orchestrator runner` is started; ray: num_workers tasks of a Ray cluster",
     )
-    num_workers: int = _operational(4, "worker processes under placement=processes, one rollout at a time each")
-    store_host: str = _operational("127.0.0.1", "address that runners reach the store at, under placement=external")
-    store_port: int = _operational(0, "its port, which must be given under placement=external")
+    num_workers: int = _operational(4, "workers under placement=processes and ray, one rollout at a time each")
+    ray_address: str | None = _operational(
+        None, "the cluster under placement=ray, which this machine is a node of: auto, or HOST:PORT of its head"
+    )
+    ray_num_cpus: float = _operational(1.0, "CPUs that Ray keeps for each worker; 0: none, however many there are")
+    store_host: str = _operational(
+        "127.0.0.1", "address that workers reach the store at, under placement=external and ray"
+    )
+    store_port: int = _operational(0, "its port, which must be given under placement=external; 0: any free one")
     worker_lost_seconds: float = _operational(
         30.0, "a worker that is silent for so long is taken for dead, and its rollout is played again by another"
     )

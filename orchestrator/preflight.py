@@ -11,6 +11,7 @@ from orchestrator.journal.lock import RunLock
 from orchestrator.journal.log import read_journal
 from orchestrator.reporting.trackers.requirements import check_trackers
 from orchestrator.rollouts.dataset import load_batches, load_tasks
+from orchestrator.rollouts.runners.requirements import check_placement
 
 
 def check_before_start(config: Config, *, environ: Mapping[str, str] = os.environ) -> None:
@@ -19,12 +20,13 @@ def check_before_start(config: Config, *, environ: Mapping[str, str] = os.enviro
     Tasks that Python gives are left to the run, since what they import is not known.
 
     Raises:
-        ConfigError: the backend's key or model or a tracker's package or key is missing, or the task file cannot be
-            read or does not fill a batch.
+        ConfigError: the backend's key or model, a tracker's package or key or the placement's package or cluster is
+            missing, or the task file cannot be read or does not fill a batch.
         RefusedError: another process has the run, its journal is damaged, or configuration or tasks have drifted.
     """
     check_backend(config, environ)
     check_trackers(config)
+    check_placement(config)
     tasks = None
     if config.train_dataset is None and config.val_dataset is None and not any(":" in spec for spec in config.evals):
         tasks = load_tasks(config)

@@ -151,6 +151,7 @@ def _check(config: Config) -> None:
             "grace_seconds",
             "gateway_port",
             "store_port",
+            "ray_num_cpus",
         ),
     }
     for least, names in at_least.items():
@@ -166,6 +167,7 @@ def _check(config: Config) -> None:
             "store_port=0: placement=external needs a port of its own, e.g. store_port=4747, at which runners find the "
             "store again after a resume"
         )
+    _check_ray(config)
     address = urlsplit(config.base_url or "")
     if address.username or address.password or address.query:
         raise ConfigError(
@@ -177,14 +179,26 @@ def _check(config: Config) -> None:
         raise ConfigError(f"val_fraction={config.val_fraction}: expected at least 0 and less than 1")
     if config.adapter == "tracer" and config.placement not in ("processes", "external"):
         raise ConfigError(
-            f"adapter=tracer: Agent-lightning has one active tracer a process, and with placement={config.placement} "
-            "many rollouts run in one; add placement=processes, or set adapter=capture, which gives the same turns"
+            f"adapter=tracer: Agent-lightning has one active tracer a process, and placement={config.placement} is not "
+            "made for that; add placement=processes or external, or set adapter=capture, which gives the same turns"
         )
     if config.adapter == "proxy" and config.gateway != "llm_proxy":
         raise ConfigError("adapter=proxy: only Agent-lightning's proxy leaves spans; add gateway=llm_proxy")
     unknown = set(config.allow_drift) - set(field_drifts()) - {"dataset"}
     if unknown:
         raise ConfigError(f"allow_drift={','.join(sorted(unknown))}: no such field; `dataset` allows changed tasks")
+
+
+def _check_ray(config: Config) -> None:
+    if config.placement != "ray":
+        return
+    host, _, port = (config.ray_address or "").rpartition(":")
+    if config.ray_address != "auto" and not (host and port.isdecimal() and "/" not in host):
+        raise ConfigError(
+            f"ray_address={str(config.ray_address).lower()}: placement=ray needs a cluster that this machine is a node "
+            "of: auto finds it, HOST:PORT is its head's (`ray start --head` prints it). ray:// is for programs outside "
+            "of a cluster, and nothing is started here"
+        )
 
 
 def _check_gateway(config: Config) -> None:

@@ -1,5 +1,6 @@
 """What the whole-program tests share: a run that nothing disturbs, and one that was killed in the middle."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ from tinker_runs import run_unseen, service_run
 from tinker_server import TinkerServer, tinker_server
 
 from orchestrator.testing import KillAt, outcome_of_run
+
+# Some tests import agents, and with them LiteLLM, before anything of ours that sees to it.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,18 @@ from orchestrator.rollouts.capture import Capture
 from orchestrator.rollouts.compat import InMemoryLightningStore, LitAgent
 from orchestrator.rollouts.runners.claims import Claims
 from orchestrator.rollouts.runners.inline import InlineRunner
+from orchestrator.rollouts.runners.on_ray import hold_workers, ray_workers
 from orchestrator.rollouts.runners.pool import WorkerPool
 from orchestrator.rollouts.runners.queued import QueuedRunner
 from orchestrator.rollouts.runners.store_key import run_key
 from orchestrator.rollouts.runners.store_server import StoreServer
+from orchestrator.rollouts.runners.worker import work
 
 LOOPBACK = "127.0.0.1"
+NO_ROOM = (
+    "Ray has started none of the {0.num_workers} workers of {0.ray_num_cpus:g} CPUs each: `ray status` on the cluster "
+    "shows what is free"
+)
 
 
 @asynccontextmanager
@@ -51,24 +58,34 @@ async def open_runner(
         with closing(inline):
             yield inline
         return
-    here = config.placement == "processes"
-    key = secrets.token_hex(24) if here else run_key(log_path, disk=disk)
+    here, on_ray = config.placement == "processes", config.placement == "ray"
+    key = secrets.token_hex(24) if here or on_ray else run_key(log_path, disk=disk)
     keep_secret(key)
     claims = Claims(capture, config.worker_lost_seconds)
     host, port = (LOOPBACK, 0) if here else (config.store_host, config.store_port)
     traced = config.adapter == "tracer"
-    server = StoreServer(store, claims, host=host, port=port, key=key, agent=config.agent, traced=traced)
+    server = StoreServer(
+        store,
+        claims,
+        host=host,
+        port=port,
+        key=key,
+        agent=config.agent,
+        traced=traced,
+        advice=NO_ROOM.format(config) if on_ray else None,
+    )
     async with AsyncExitStack() as stack:
         await server.start()
         stack.push_async_callback(server.stop)
-        if here:
+        if here or on_ray:
             pool = WorkerPool(
-                config.num_workers,
+                1 if on_ray else config.num_workers,
                 store_address=server.address,
                 agent=config.agent,
                 key=key,
                 on_death=server.leave,
                 traced=traced,
+                target=partial(hold_workers, ray_workers(config)) if on_ray else work,
             )
             await stack.enter_async_context(_kept_alive(pool, claims))
         yield QueuedRunner(store=store, claims=claims, timeout_seconds=config.rollout_timeout_seconds, spans=spans)

@@ -1,4 +1,4 @@
-"""Worker processes of this machine, each replaced when it dies."""
+"""Processes of this machine that are workers, or hold workers elsewhere, each replaced when it dies."""
 
 import asyncio
 import multiprocessing
@@ -11,7 +11,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 import structlog
 
-from orchestrator.errors import EXIT_FINISHED, EXIT_USAGE, ConfigError
+from orchestrator.errors import EXIT_FINISHED, EXIT_USAGE, ConfigError, OrchestratorError
 from orchestrator.rollouts.runners.worker import WorkerOrders, work
 
 log = structlog.get_logger(__name__)
@@ -41,11 +41,16 @@ class WorkerPool:
         key: str,
         on_death: Callable[[str, str], Awaitable[None]],
         traced: bool = False,
+        target: Callable[[WorkerOrders], None] = work,
     ) -> None:
-        """``on_death`` gets the id of a worker that has died, and how; ``traced`` as of ``WorkerOrders``."""
+        """``on_death`` gets the id of a worker that has died, and how; ``traced`` as of ``WorkerOrders``.
+
+        ``target`` is what each process is.
+        """
         self._num_workers = num_workers
         self._store_address, self._agent, self._key, self._traced = store_address, agent, key, traced
         self._on_death = on_death
+        self._target = target
         self._workers: dict[str, _Worker] = {}
         self._started = 0
         self._stopping = asyncio.Event()
@@ -61,13 +66,14 @@ class WorkerPool:
         """Starts the workers and replaces those that die, until ``stop``; then waits for them to end.
 
         Raises:
-            ConfigError: the agent cannot be loaded in a worker, which has said why on standard error.
+            ConfigError: a worker cannot work, e.g. not load the agent, and has said why on standard error.
+            OrchestratorError: likewise one that replaces another, e.g. because the cluster is gone.
         """
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._num_workers):
                     group.create_task(self._keep_one_alive())
-        except* ConfigError as errors:
+        except* OrchestratorError as errors:
             raise errors.exceptions[0] from None
         finally:
             self.kill()
@@ -86,6 +92,7 @@ class WorkerPool:
 
     async def _keep_one_alive(self) -> None:
         loop = asyncio.get_running_loop()
+        failure: type[OrchestratorError] = ConfigError
         while not self._stopping.is_set():
             began = loop.time()
             worker = await self._start()
@@ -96,20 +103,21 @@ class WorkerPool:
             if self._stopping.is_set():
                 return
             if code == EXIT_USAGE:
-                raise ConfigError(f"agent={self._agent}: a worker cannot load it; the lines above say why")
+                raise failure(f"agent={self._agent}: no worker can play it; the lines above say why")
             how = (
                 f"its process was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
             )
             if code != EXIT_FINISHED:
                 log.warning("a worker died and is replaced", worker=worker.worker_id, how=how)
             await self._on_death(worker.worker_id, how)
+            failure = OrchestratorError
             await asyncio.sleep(max(0.0, RESTART_SECONDS - (loop.time() - began)))
 
     async def _start(self) -> _Worker:
         self._started += 1
         worker_id = f"{socket.gethostname()}-{os.getpid()}-{self._started}"
         orders = WorkerOrders(worker_id, self._store_address, self._agent, self._key, self._traced)
-        process = _context().Process(target=work, args=(orders,), daemon=True)
+        process = _context().Process(target=self._target, args=(orders,), daemon=True)
         async with self._one_at_a_time:
             await asyncio.to_thread(process.start)  # the first one waits for the fork server's imports
         worker = _Worker(worker_id, process, asyncio.Event())

@@ -58,10 +58,15 @@ class StoreServer:
         key: str,
         agent: str,
         traced: bool = False,
+        advice: str | None = None,
     ) -> None:
-        """``port`` 0 takes any free one; ``agent`` is the one that workers must play, ``traced`` as of its calls."""
+        """``port`` 0 takes any free one; ``agent`` is the one that workers must play, ``traced`` as of its calls.
+
+        ``advice`` is given where rollouts wait and no worker comes; None: to start one.
+        """
         self._claims = claims
         self._host, self._port = host, port
+        self._advice = advice
         self._routes = _Routes(store, claims)
         gate = _Gate(self._routes.app, claims, key=key, plays=played(agent, traced=traced))
         config = uvicorn.Config(gate, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
@@ -113,7 +118,7 @@ class StoreServer:
         while True:
             await asyncio.sleep(min(1.0, self._claims.lost_seconds / 4))
             self._claims.warn_if_nobody_comes(
-                f"start one with `python -m orchestrator runner store_address={self.address} agent=...`"
+                self._advice or f"start one with `python -m orchestrator runner store_address={self.address} agent=...`"
             )
             for worker_id in self._claims.silent():
                 await self.leave(worker_id, f"it was silent for {self._claims.lost_seconds:g} s")

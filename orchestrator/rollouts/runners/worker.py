@@ -1,4 +1,4 @@
-"""A worker process: Agent-lightning's runner, playing one rollout at a time for a store that may be far away."""
+"""A worker: Agent-lightning's runner, playing one rollout at a time for a store that may be far away."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +46,7 @@ STUCK_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrders:
-    """What a worker needs to know; travels to it through a pipe, so the key is on no command line."""
+    """What a worker needs to know; travels through a pipe or Ray's call: no command line holds the key."""
 
     worker_id: str
     store_address: str
@@ -67,19 +67,28 @@ def work(orders: WorkerOrders) -> None:
     Exits with 0 when it was asked to end, and with the error's own code where the agent cannot be loaded.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, for the process that started it
-    _end_with_parent()
+    end_with_parent()
+    try:
+        agent = prepare(orders)
+    except OrchestratorError as error:
+        log.critical("the agent cannot be loaded", why=str(error))
+        os._exit(error.exit_code)
+    asyncio.run(play_rollouts(orders, agent, end_on=(signal.SIGTERM,)))
+    sys.stderr.flush()
+    os._exit(0)  # threads that agents left behind must not keep it
+
+
+def prepare(orders: WorkerOrders) -> LitAgent[Any]:
+    """Makes this process a worker's: how it logs, how its agent calls; gives the agent.
+
+    Raises:
+        ConfigError: the agent cannot be loaded.
+    """
     speak_json(worker=orders.worker_id)
     # Agent-lightning's lines quote what agents raise; ours tell what it does.
     logging.getLogger("agentlightning").setLevel(logging.CRITICAL)
     bypass_proxies()
-    try:
-        agent = load_agent(orders.agent)
-    except OrchestratorError as error:
-        log.critical("the agent cannot be loaded", why=str(error))
-        os._exit(error.exit_code)
-    asyncio.run(_work(orders, agent))
-    sys.stderr.flush()
-    os._exit(0)  # threads that agents left behind must not keep it
+    return load_agent(orders.agent)
 
 
 def speak_json(**context: Any) -> None:
@@ -98,7 +107,8 @@ def speak_json(**context: Any) -> None:
     logging.root.addHandler(logging.NullHandler())
 
 
-async def _work(orders: WorkerOrders, agent: LitAgent[Any]) -> None:
+async def play_rollouts(orders: WorkerOrders, agent: LitAgent[Any], *, end_on: Collection[signal.Signals] = ()) -> None:
+    """Plays what the store has, until one of the signals ``end_on`` comes, and then to the end of that rollout."""
     loop = asyncio.get_running_loop()
     loop.set_default_executor(DaemonThreads())
     store = StoreClient(orders.store_address, key=orders.key, agent=orders.agent, traced=orders.traced)
@@ -108,7 +118,8 @@ async def _work(orders: WorkerOrders, agent: LitAgent[Any]) -> None:
         stop.set()
         store.stop()
 
-    loop.add_signal_handler(signal.SIGTERM, end_after_this_rollout)
+    for number in end_on:
+        loop.add_signal_handler(number, end_after_this_rollout)
     tracer = CallTracer() if orders.traced else WorkerTracer()
     runner = _NamedRunner(orders.worker_id, tracer)
     runner.init(_ReportingAgent(agent, store, tracer, leave=end_after_this_rollout))
@@ -214,7 +225,7 @@ def _end_stuck() -> None:
     os._exit(1)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """From now on this process dies when the one that started it does, however that ends."""
     parent = multiprocessing.parent_process()
     if parent is not None:
