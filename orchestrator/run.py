@@ -18,6 +18,7 @@ from orchestrator.config import CONFIG_NAME, Config, config_json, flatten
 from orchestrator.context import Recorder, StateContext
 from orchestrator.errors import (
     EXIT_FINISHED,
+    GatewayError,
     InterruptedRunError,
     JournalWriteError,
     OrchestratorError,
@@ -151,7 +152,9 @@ class _Process:
             # The command tells the error in one line; where it came from is for the log file, see ``telling``.
             log.debug("the run stopped", exc_info=True)
             with suppress(JournalWriteError):  # if the journal itself cannot be written, the error that says so is told
-                stopped("refused" if isinstance(error, RefusedError) else "failed", logs.redact(_first_line(error)))
+                # A port that somebody else holds is no failure of the state: it uses up none of its attempts.
+                reason = "refused" if isinstance(error, (RefusedError, GatewayError)) else "failed"
+                stopped(reason, logs.redact(_first_line(error)))
             if isinstance(error, OrchestratorError):
                 raise
             raise OrchestratorError(

@@ -46,7 +46,7 @@ def test_a_gateway_port_that_a_foreign_server_holds_ends_the_start_and_costs_not
 ) -> None:
     """H13."""
     with foreign_server() as (port, asked):
-        child = fixture_d(tmp_path, f"gateway_port={port}")
+        child = fixture_d(tmp_path, f"gateway_port={port}", "max_attempts=1")
         began = time.monotonic()
         assert run_child(child) == 1
         assert time.monotonic() - began < 10

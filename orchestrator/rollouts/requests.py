@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+import orjson
 from tinker_cookbook.renderers import Message, TextPart, ThinkingPart, ToolCall
 
 MAX_NUM_SAMPLES = 128
@@ -184,15 +185,17 @@ def _tool_call(where: str, call: Any) -> ToolCall:
 
 
 def is_json_object(text: str) -> bool:
-    """Whether ``text`` is one object of strict JSON, without NaN and Infinity."""
+    """Whether ``text`` is one object of JSON that every reader reads alike, and every writer can write again.
+
+    Python reads more: NaN and Infinity, numbers beyond 64 bits, halves of surrogate pairs, any depth.
+    """
     try:
-        return isinstance(json.loads(text, parse_constant=_refuse_constant), dict)
-    except (ValueError, RecursionError):
+        value = json.loads(text)
+        json.dumps(value, allow_nan=False)
+        orjson.dumps(value)
+    except (ValueError, TypeError, RecursionError):
         return False
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    return isinstance(value, dict)
 
 
 def _number(name: str, value: Any, expected: str, accepts: Any) -> float:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -199,21 +200,49 @@ async def test_a_refusal_quotes_no_prompt_in_the_log(
     assert CANARY not in str(lines)
 
 
+def hang_up_during_a_call(served: Any, attempt: Attempt, until: Callable[[], object]) -> None:
+    """A client that asks and closes its connection without a reply, once ``until`` returns."""
+    place = urlsplit(served.gateway.address)
+    with socket.create_connection((place.hostname, place.port)) as agent:
+        body = b'{"model": "policy", "messages": [{"role": "user", "content": "hello"}]}'
+        head = f"POST {attempt.path}/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.gateway.key}"
+        agent.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        until()
+
+
 async def test_a_call_that_nobody_waits_for_any_more_is_abandoned(
     attempt: Attempt, served: Any, saying: Callable[..., Any]
 ) -> None:
     held = saying("7")
     await served.publish(held)
     held.hold()
-    place = urlsplit(served.gateway.address)
-    with socket.create_connection((place.hostname, place.port)) as agent:
-        body = b'{"model": "policy", "messages": [{"role": "user", "content": "hello"}]}'
-        head = f"POST {attempt.path}/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.gateway.key}"
-        agent.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-        await asyncio.to_thread(held.arrived.get, timeout=10)
+    await asyncio.to_thread(hang_up_during_a_call, served, attempt, lambda: held.arrived.get(timeout=10))
     async with asyncio.timeout(10):
         while served.provider.num_in_flight:
             await attempt.http.get("/health")  # the gateway's loop has gone round by the time it answers
     held.release()
     assert (await attempt.ask()).status_code == 200
     assert len(attempt.turns()) == 1
+
+
+async def test_a_reply_whose_client_hung_up_while_the_gateway_was_busy_is_not_kept(
+    attempt: Attempt, served: Any, encode: Callable[[str], list[int]]
+) -> None:
+    """The event loop has not come round since, and has yet to hear that the client is gone."""
+    busy, gone = threading.Event(), threading.Event()
+
+    def answer(_prompt: Any, _params: Any) -> list[int]:
+        busy.set()
+        assert gone.wait(10)  # on the gateway's event loop
+        return encode("7")
+
+    await served.publish(FakeSamplingClient(answer))
+    await asyncio.to_thread(hang_up_during_a_call, served, attempt, lambda: busy.wait(10))
+    gone.set()
+    await attempt.http.get("/health")
+    assert attempt.turns() == ()
+
+
+async def test_the_name_of_the_authorization_scheme_has_no_case(attempt: Attempt, served: Any) -> None:
+    attempt.http.headers["authorization"] = f"bearer {served.gateway.key}"
+    assert (await attempt.http.get("/v1/models")).status_code == 200

@@ -9,7 +9,7 @@ import orjson
 import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -35,6 +35,9 @@ UNAUTHORIZED = 401
 TOO_LARGE = 413
 CLIENT_GONE = 499
 MAX_BODY_BYTES = 32 * 2**20
+LOOP_TURNS = 5
+"""In which the event loop learns of every client that has hung up by now, however late it is itself: the socket is read
+in one, the connection ends in the next, and whoever waits for that goes on after it."""
 HEALTH = "/health"
 OF_A_ROLLOUT = "/rollout/{rollout_id}/attempt/{attempt_id}/v1"
 FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Asked]] = {
@@ -64,7 +67,7 @@ class _Guard:
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
-        self._bearer, self._key = f"Bearer {key}".encode(), key.encode()
+        self._key = key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
@@ -74,8 +77,12 @@ class _Guard:
         await app(scope, receive, send)
 
     def _admits(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        expected = {b"authorization": self._bearer, b"x-api-key": self._key}
-        return any(name in expected and hmac.compare_digest(value, expected[name]) for name, value in headers)
+        shown = [value for name, value in headers if name == b"x-api-key"]
+        for name, value in headers:
+            scheme, _, credentials = value.partition(b" ")
+            if name == b"authorization" and scheme.lower() == b"bearer":
+                shown.append(credentials.strip())
+        return any(hmac.compare_digest(value, self._key) for value in shown)
 
 
 def _route(
@@ -87,14 +94,20 @@ def _route(
             asked = read(await _json_body(request))
             call = provider.complete(*ids, asked.messages, asked.params, again=made_again(request.headers))
             completion, gone = await _while_connected(request, call)
-            if completion is None or gone:
-                if completion is not None:
-                    provider.withdraw(completion)
+            if completion is None:
                 return Response(status_code=CLIENT_GONE)
-            response = asked.respond(completion)
+            replied = False
+            try:
+                response = Response(status_code=CLIENT_GONE) if gone else asked.respond(completion)
+                replied = not gone
+            finally:
+                if not replied:
+                    provider.withdraw(completion)
             if completion.rollout_key is not None:
                 response.headers[ROLLOUT_KEY_HEADER] = completion.rollout_key
             return response
+        except ClientDisconnect:  # before its request was whole
+            return Response(status_code=CLIENT_GONE)
         except CallError as error:
             return error_response(request.url.path, error.status, str(error))
         except Exception as error:  # it must not reach the server, whose traceback would quote the request
@@ -129,6 +142,8 @@ async def _while_connected(request: Request, call: Coroutine[Any, Any, Completio
     answer = asyncio.ensure_future(call)
     try:
         await asyncio.wait({gone, answer}, return_when=asyncio.FIRST_COMPLETED)
+        for _ in range(LOOP_TURNS):
+            await asyncio.sleep(0)
         return (await answer if answer.done() else None), gone.done()
     finally:
         gone.cancel()
