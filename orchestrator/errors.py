@@ -122,10 +122,12 @@ class UnrecoverableError(RefusedError):
 
 
 class InterruptedRunError(OrchestratorError):
-    """A signal asked the run to stop."""
+    """A signal asked the run, or its workers, to stop."""
 
-    def __init__(self, signal_name: str, exit_code: int) -> None:
-        """``exit_code`` is 128 plus the signal's number."""
-        super().__init__(f"stopped by {signal_name}; the same command resumes where it stopped")
+    def __init__(
+        self, signal_name: str, exit_code: int, *, then: str = "the same command resumes where it stopped"
+    ) -> None:
+        """``exit_code`` is 128 plus the signal's number; ``then`` is what can be done next."""
+        super().__init__(f"stopped by {signal_name}; {then}")
         self.signal_name = signal_name
         self.exit_code = exit_code

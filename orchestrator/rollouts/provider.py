@@ -94,6 +94,7 @@ class Provider:
         self._in_flight: set[asyncio.Future[types.SampleResponse]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        self._refused = False
 
     @property
     def num_in_flight(self) -> int:
@@ -135,7 +136,7 @@ class Provider:
         try:
             sampling, tools, prompt = self._read(rollout_id, attempt_id, messages, params, policy.defaults(key.mode))
         except RequestError as error:
-            log.warning("request refused", rollout_id=rollout_id, status=BAD_REQUEST)
+            self._tell_refusal(rollout_id)
             raise CallError(BAD_REQUEST, str(error)) from error
         call = self._capture.begin(
             rollout_id,
@@ -167,6 +168,16 @@ class Provider:
     def withdraw(self, completion: Completion) -> None:
         """Forgets a reply that its agent did not get: only what the agent saw is trained."""
         self._capture.abandon(completion.call)
+
+    def _tell_refusal(self, rollout_id: str) -> None:
+        """Once as a warning: the others are likely of the same kind. The reason may quote the prompt."""
+        write = log.debug if self._refused else log.warning
+        self._refused = True
+        write(
+            "an agent's request was refused with status 400; the reply says why, and the stored line of a rollout that "
+            "fails for it has the reply in its `error` and `traceback`",
+            rollout_id=rollout_id,
+        )
 
     def _read(
         self, rollout_id: str, attempt_id: str, messages: Any, params: Mapping[str, Any], defaults: SamplingDefaults

@@ -35,9 +35,6 @@ UNAUTHORIZED = 401
 TOO_LARGE = 413
 CLIENT_GONE = 499
 MAX_BODY_BYTES = 32 * 2**20
-LOOP_TURNS = 5
-"""In which the event loop learns of every client that has hung up by now, however late it is itself: the socket is read
-in one, the connection ends in the next, and whoever waits for that goes on after it."""
 HEALTH = "/health"
 OF_A_ROLLOUT = "/rollout/{rollout_id}/attempt/{attempt_id}/v1"
 FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Asked]] = {
@@ -142,8 +139,6 @@ async def _while_connected(request: Request, call: Coroutine[Any, Any, Completio
     answer = asyncio.ensure_future(call)
     try:
         await asyncio.wait({gone, answer}, return_when=asyncio.FIRST_COMPLETED)
-        for _ in range(LOOP_TURNS):
-            await asyncio.sleep(0)
         return (await answer if answer.done() else None), gone.done()
     finally:
         gone.cancel()

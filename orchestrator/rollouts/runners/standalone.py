@@ -64,7 +64,8 @@ async def _run(settings: RunnerSettings) -> int:
             raise
     finally:
         await client.close()
-    raise InterruptedRunError(received[0].name, EXIT_CODES[received[0]])
+    number = received[0]
+    raise InterruptedRunError(number.name, EXIT_CODES[number], then="the run goes on with the workers that it has left")
 
 
 async def _work(settings: RunnerSettings, client: StoreClient, pool: WorkerPool) -> None:
