@@ -5,6 +5,7 @@ else: it has no thread and no open file. A child is a process like any other, an
 """
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -154,6 +155,8 @@ def _child_main(child: Child) -> None:
 def _command_main(folder: Path, arguments: tuple[str, ...], environ: Mapping[str, str]) -> None:
     _enter(folder, "stdout.txt", "stderr.txt")
     os.environ.update(environ)
+    # As from a terminal: who runs the tests in the background has it ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["orchestrator", *arguments]
     run_command_line()
 

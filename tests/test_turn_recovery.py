@@ -164,13 +164,17 @@ def test_an_evaluation_that_is_stopped_goes_on_from_its_turns(tmp_path: Path) ->
 
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_parallel_calls_of_an_agent_are_replayed_by_what_they_ask(concurrency: int, tmp_path: Path) -> None:
-    """Killed with some of ten calls a rollout answered; whichever come first in the resume, no answered one is paid."""
+    """Killed with some of ten calls a rollout answered; whichever come first in the resume, no answered one is paid.
+
+    Of four rollouts at once the first 20 samples are all of first turns, and none of them need be answered yet; but the
+    22nd is of a second turn, which is asked for once the first is answered.
+    """
     settings = ("agent=steps:side_by_side", f"concurrency={concurrency}")
     undisturbed = steps(tmp_path / "undisturbed", *settings)
     assert run_child(undisturbed) == 0
     folder = tmp_path / "killed"
-    for number in range(3):
-        child = steps(folder, *settings, observer=KillAt("request:after:sample", 4 + number))
+    for number in (4, 5, 21):
+        child = steps(folder, *settings, observer=KillAt("request:after:sample", number))
         assert run_child(child) == -9
     answered = [
         AnsweredCall.from_json(line)
