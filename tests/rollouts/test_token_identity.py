@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rollouts.byte_pairs import SPECIAL, byte_pair_tokenizer
 from rollouts.characters import character_tokenizer
@@ -215,6 +215,7 @@ def test_tool_calls_in_any_spelling_leave_the_episode_one_datum() -> None:
 
     @settings(IDENTITY, max_examples=50)
     @given(st.lists(st.tuples(spellings, arguments, st.booleans()), min_size=1, max_size=4))
+    @example([((", ", ": ", True), {"": 2**63 - 1 - 2**64}, False)] * 2)  # a number that not every reader takes: text
     def check(calls: list[tuple[tuple[str, str, bool], dict[str, Any], bool]]) -> None:
         rollouts = []
         for member in range(2):
@@ -226,9 +227,9 @@ def test_tool_calls_in_any_spelling_leave_the_episode_one_datum() -> None:
                 text = json.dumps(call, separators=(comma, colon), ensure_ascii=ascii_only)
                 text = f"{'Let me.' + chr(10) if with_text else ''}<tool_call>\n{text}\n</tool_call>"
                 message = made.take(made.ask(sampled(made, text) + made.end))
-                for made_call in message["tool_calls"] or ():
+                for made_call in message.get("tool_calls", ()):
                     made.messages.append({"role": "tool", "tool_call_id": made_call["id"], "content": "done"})
-                if not message["tool_calls"]:
+                if not message.get("tool_calls"):
                     made.say("call it")
             rollouts.append(stored(made, member))
         assert_trained_as_sampled(trained(rollouts), rollouts)
