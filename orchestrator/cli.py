@@ -10,6 +10,7 @@ from pathlib import Path
 from orchestrator import __version__
 from orchestrator.command import carry_out
 from orchestrator.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_REFUSED, EXIT_USAGE, ConfigError
+from orchestrator.process import importing
 
 EXIT_CODES = "exit codes: 0 finished; 1 failed, resumable; 2 usage or configuration error, nothing started; 3 refused \
 (drift, damage, lock); 130 or 143 interrupted, resumable"
@@ -147,7 +148,8 @@ def _run(options: argparse.Namespace) -> int:
     config = load_config(options.settings)
     check_before_start(config)
     print("loading PyTorch, Agent-lightning and LiteLLM (some seconds)", file=sys.stderr)
-    from orchestrator.run import run_to_end
+    with importing():
+        from orchestrator.run import run_to_end
 
     return run_to_end(config)
 
@@ -216,7 +218,8 @@ def _runner(options: argparse.Namespace) -> int:
 
     settings = read_settings(options.settings)
     print("loading Agent-lightning (some seconds)", file=sys.stderr)
-    from orchestrator.rollouts.runners.standalone import run_workers
+    with importing():
+        from orchestrator.rollouts.runners.standalone import run_workers
 
     return run_workers(settings)
 

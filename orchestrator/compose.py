@@ -135,6 +135,7 @@ async def open_resources(
                 concurrency=config.concurrency,
                 max_retries=config.max_retries,
                 on_failure=config.on_failure,
+                decode=rendering.tokenizer.decode,
                 disk=seams.disk,
             ),
             weights=weights,

@@ -8,7 +8,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FLOORS = (
-    ("orchestrator", "orchestrator.names", "orchestrator.errors", "orchestrator.redaction", "orchestrator.recipes"),
+    (
+        "orchestrator",
+        "orchestrator.names",
+        "orchestrator.errors",
+        "orchestrator.redaction",
+        "orchestrator.process",
+        "orchestrator.recipes",
+    ),
     ("orchestrator.config", "orchestrator.disk", "orchestrator.telling"),
     ("orchestrator.settings", "orchestrator.command"),
     ("orchestrator.journal", "orchestrator.backends"),

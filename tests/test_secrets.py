@@ -10,9 +10,8 @@ from orchestrator.journal.log import read_journal
 from orchestrator.names import CYCLE, State
 from orchestrator.testing import KillAt
 
-CANARY = "CANARY-77"
+CANARY = "CANARY-77 sings"
 SECRETS = {"TINKER_API_KEY": "tml-SECRET123", "WANDB_API_KEY": "wandb-SECRET9"}
-MAY_QUOTE = ("run/rollouts/", "run/datums/")
 QUOTED = f"{CANARY} {' '.join(SECRETS.values())}"
 
 
@@ -36,10 +35,9 @@ def quoted_in(folder: Path, text: str) -> set[str]:
 
 
 def assert_discreet(child: Child) -> None:
-    """Neither key anywhere; the canary in stored rollouts and datums only."""
-    for secret in SECRETS.values():
-        assert quoted_in(child.folder, secret) == set()
-    assert {path for path in quoted_in(child.folder, CANARY) if not path.startswith(MAY_QUOTE)} == set()
+    """Neither key nor canary anywhere: prompts are stored as tokens."""
+    for text in (CANARY, *SECRETS.values()):
+        assert quoted_in(child.folder, text) == set()
 
 
 DEATHS = {
@@ -92,11 +90,11 @@ def test_a_backend_that_refuses_samples_quoting_them_is_quoted_nowhere(tmp_path:
     child = canaries(tmp_path, "max_batches=1", observer=QuoteAt("request:before:sample", 1, QUOTED))
     assert run_child(child) == 0
     assert_discreet(child)
-    assert CANARY in (child.log_path / "rollouts" / "000000.train.jsonl").read_text()
+    assert "[prompt, 16 characters]" in (child.log_path / "rollouts" / "000000.train.jsonl").read_text()
 
 
 def test_what_an_agent_prints_goes_where_it_prints_it_and_into_no_file_of_the_run(tmp_path: Path) -> None:
     child = canaries(tmp_path, "agent=canary:printing", "max_batches=1")
     assert run_child(child) == 0
     assert CANARY in child.output
-    assert {path for path in quoted_in(tmp_path, CANARY) if not path.startswith(MAY_QUOTE)} == {"output.txt"}
+    assert quoted_in(tmp_path, CANARY) == {"output.txt"}

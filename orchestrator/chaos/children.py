@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
 from orchestrator.disk import Disk
+from orchestrator.process import importing
 from orchestrator.testing.points import ObservedDisk, Observer
 
 RUN_MODULES = ("orchestrator.run", "orchestrator.backends.local.service", "openai")
@@ -78,18 +78,6 @@ def print_into(folder: Path, stdout: str, stderr: str) -> None:
     faulthandler.enable()
 
 
-def end_with_parent() -> None:
-    """From now on this process dies when the one that started it does, however that ends."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_die_after, args=(parent,), daemon=True).start()
-
-
-def _die_after(parent: BaseProcess) -> None:
-    parent.join()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def run_observed(
     settings: Sequence[str],
     folder: Path,
@@ -109,12 +97,13 @@ def run_observed(
         OrchestratorError: as the run command.
     """
     # Imported already, in the fork server: this names what is there. Who starts children does not import it.
-    from orchestrator.backends.service import Backend, make_backend
-    from orchestrator.compose import Seams
-    from orchestrator.config import Config
-    from orchestrator.run import run_to_end
-    from orchestrator.settings import load_config
-    from orchestrator.testing.ledger import LedgerService
+    with importing():
+        from orchestrator.backends.service import Backend, make_backend
+        from orchestrator.compose import Seams
+        from orchestrator.config import Config
+        from orchestrator.run import run_to_end
+        from orchestrator.settings import load_config
+        from orchestrator.testing.ledger import LedgerService
 
     def make_recorded(config: Config, log_path: Path, disk: Disk) -> Backend:
         backend = make_backend(config, log_path, disk)

@@ -14,7 +14,6 @@ from orchestrator.chaos.children import (
     LEDGER,
     OUTPUT,
     RUN,
-    end_with_parent,
     ends_within,
     fork_context,
     print_into,
@@ -29,6 +28,7 @@ from orchestrator.errors import RefusedError
 from orchestrator.journal.durable import LineFile
 from orchestrator.journal.log import read_journal
 from orchestrator.journal.plan import make_plan
+from orchestrator.process import end_with_parent
 from orchestrator.rollouts.capture import call_seed
 from orchestrator.rollouts.outcomes import StoredRollout
 from orchestrator.rollouts.turns import TURNS, read_calls

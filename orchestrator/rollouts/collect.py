@@ -14,7 +14,7 @@ import structlog
 from orchestrator.disk import DISK, Disk
 from orchestrator.errors import StateFailedError
 from orchestrator.journal.durable import LineFile, write_durably
-from orchestrator.rollouts.attempts import Runner
+from orchestrator.rollouts.attempts import AttemptResult, Runner
 from orchestrator.rollouts.outcomes import (
     Mode,
     Outcome,
@@ -24,6 +24,7 @@ from orchestrator.rollouts.outcomes import (
     kind_of_error,
     task_sha256,
 )
+from orchestrator.rollouts.quotes import prompts_of, without_prompts
 
 log = structlog.get_logger(__name__)
 
@@ -60,9 +61,12 @@ class Collector:
         concurrency: int,
         max_retries: int,
         on_failure: Literal["drop_member", "drop_group", "stop"],
+        decode: Callable[[list[int]], str],
         disk: Disk = DISK,
     ) -> None:
+        """``decode`` gives the text of tokens, by which a failure that quotes a prompt is known."""
         self._runner = runner
+        self._decode = decode
         self._disk = disk
         self._concurrency = concurrency
         self._max_retries = max_retries
@@ -123,6 +127,7 @@ class Collector:
             result = await self._runner.run(key, attempt=attempt, task=task, resources_id=resources_id)
             succeeded = result.outcome is Outcome.SUCCEEDED
             given_up = not succeeded and attempt >= final_attempt
+            error, traceback = await self._told(task, result)
             rollout = StoredRollout(
                 key=key,
                 attempt=attempt,
@@ -130,10 +135,10 @@ class Collector:
                 outcome=result.outcome,
                 reward=result.reward,
                 turns=result.turns,
-                error=result.error,
+                error=error,
                 task_sha256=task_sha256(task),
                 rewards=result.rewards,
-                traceback=result.traceback,
+                traceback=traceback,
             )
             await state.store(rollout)
             state.log_attempt(rollout, seconds=round(time.monotonic() - began, 3))
@@ -144,6 +149,18 @@ class Collector:
                     "again, or set on_failure=drop_member."
                 )
             attempt += 1
+
+    async def _told(self, task: Any, result: AttemptResult) -> tuple[str | None, str | None]:
+        """The attempt's error and traceback as they are stored: prompts redacted."""
+        if result.error is None or result.outcome is not Outcome.FAILED:
+            return result.error, result.traceback
+
+        def redact(error: str) -> tuple[str, str | None]:
+            prompts = prompts_of(task, result.turns, self._decode)
+            traceback = result.traceback
+            return without_prompts(error, prompts), None if traceback is None else without_prompts(traceback, prompts)
+
+        return await asyncio.to_thread(redact, result.error)  # prompts may be long, and the loop serves other agents
 
 
 class _Collection:

@@ -11,7 +11,6 @@ from threading import Lock
 from typing import Any, TypeAlias
 
 from orchestrator.rollouts.compat import (
-    Span,
     SpanCoreFields,
     find_final_reward,
     get_reward_value,
@@ -32,14 +31,6 @@ class Rewards:
         self._given: list[Reward] = []
         self._closed = False
         self._lock = Lock()
-
-    @classmethod
-    def of_spans(cls, spans: Iterable[Span]) -> "Rewards":
-        """The rewards among an attempt's ``spans``, in the order of their sequence ids, as if emitted here."""
-        rewards = cls()
-        for span in sorted(spans, key=lambda span: span.sequence_id):
-            rewards.add(span)
-        return rewards
 
     def add(self, span: SpanCoreFields) -> None:
         """Takes the reward that ``span`` emits, if it emits one."""

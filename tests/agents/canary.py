@@ -1,4 +1,4 @@
-"""Agents whose tasks are prompts that nobody may read outside of ``rollouts/`` and ``datums/``."""
+"""Agents whose tasks are prompts that nobody may read anywhere: what is stored of them is tokens."""
 
 import asyncio
 import json
@@ -13,8 +13,8 @@ import agentlightning as agl
 import openai
 import structlog
 
-TASKS = [f"CANARY-77 {index}" for index in range(4)]
-VAL_TASKS = ["CANARY-77 v"]
+TASKS = [f"CANARY-77 sings {index}" for index in range(4)]
+VAL_TASKS = ["CANARY-77 sings v"]
 
 
 class Indiscreet:

@@ -46,7 +46,7 @@ async def play(num_rollouts: int, *, concurrency: int) -> None:
     store = InMemoryLightningStore(thread_safe=True)
     await store.update_resources("policy", {"main_llm": ProxyLLM(endpoint="http://127.0.0.1:9/v1", model="policy")})
     runner = InlineRunner(Waiting(), store=store, capture=Capture(run_seed=0), timeout_seconds=60.0)
-    collector = Collector(runner, concurrency=concurrency, max_retries=0, on_failure="drop_member")
+    collector = Collector(runner, concurrency=concurrency, max_retries=0, on_failure="drop_member", decode=str)
     samples: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         measuring = asyncio.create_task(lag(samples))

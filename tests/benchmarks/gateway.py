@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, get_args
 
+from orchestrator.process import importing
+
 SECONDS = 4.0
 CONCURRENCIES = (1, 16, 64)
 MAX_ATTEMPTS = 4_000
@@ -63,16 +65,17 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
 async def measure(kind: str) -> None:
     """Prints a row for each concurrency."""
     # Imported here for start-up time: a mistyped name is answered at once.
-    from rollouts.characters import END, VOCABULARY, character_tokenizer
-    from tinker_cookbook.renderers import get_renderer
+    with importing():
+        from rollouts.characters import END, VOCABULARY, character_tokenizer
+        from tinker_cookbook.renderers import get_renderer
 
-    from orchestrator.rollouts.capture import Capture
-    from orchestrator.rollouts.gateway import Gateway
-    from orchestrator.rollouts.outcomes import RolloutKey
-    from orchestrator.rollouts.provider import Policy, Provider
-    from orchestrator.rollouts.rendering import Rendering
-    from orchestrator.rollouts.requests import SamplingDefaults
-    from orchestrator.testing import FakeSamplingClient
+        from orchestrator.rollouts.capture import Capture
+        from orchestrator.rollouts.gateway import Gateway
+        from orchestrator.rollouts.outcomes import RolloutKey
+        from orchestrator.rollouts.provider import Policy, Provider
+        from orchestrator.rollouts.rendering import Rendering
+        from orchestrator.rollouts.requests import SamplingDefaults
+        from orchestrator.testing import FakeSamplingClient
 
     tokenizer = character_tokenizer()
     capture = Capture(run_seed=0)

@@ -67,7 +67,7 @@ async def collect(
     tasks: Sequence[Any] = ("a", "b"),
     resources_id: str = "r",
 ) -> list[StoredRollout]:
-    collector = Collector(runner, concurrency=concurrency, max_retries=max_retries, on_failure=on_failure)
+    collector = Collector(runner, concurrency=concurrency, max_retries=max_retries, on_failure=on_failure, decode=str)
     return await collector.collect(
         batch=3,
         mode="train",
@@ -284,7 +284,7 @@ class Runner:
         return AttemptResult(Outcome.SUCCEEDED, 0.5, (turn,), None)
 
 asyncio.run(
-    Collector(Runner(), concurrency=3, max_retries=0, on_failure="drop_member").collect(
+    Collector(Runner(), concurrency=3, max_retries=0, on_failure="drop_member", decode=str).collect(
         batch=3, mode="train", tasks=[str(number) for number in range(200)], group_size=2, resources_id="r",
         path=Path(sys.argv[1]), stop=asyncio.Event(),
         on_progress=lambda progress: print(progress.num_finished, file=sys.stderr, flush=True),

@@ -16,8 +16,7 @@ import openai
 import pytest
 import torch
 
-from orchestrator.rollouts.attempts import AttemptResult, Ended, judge, report_of, returned
-from orchestrator.rollouts.compat import Span
+from orchestrator.rollouts.attempts import AttemptResult, judge, report_of, returned
 from orchestrator.rollouts.outcomes import Outcome, RolloutKey, StoredRollout, Turn
 from orchestrator.rollouts.rewards import Rewards
 
@@ -155,19 +154,6 @@ async def test_a_reward_from_a_thread_that_belongs_to_no_rollout_is_an_error_and
     result = await run(in_pool)
     assert result.outcome is Outcome.FAILED
     assert "contextvars.copy_context().run" in result.error
-
-
-async def test_rewards_over_spans_come_in_the_order_of_their_sequence_ids(served: Any) -> None:
-    """As a worker on another machine leaves them in the store, the returned number being the last."""
-    store = served.gateway.store
-    rollout = await store.start_rollout(input="t", worker_id="elsewhere")
-    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
-    for sequence_id, value in [(3, 0.75), (1, 0.25), (2, 0.5)]:
-        core = agl.emit_reward(value, propagate=False)
-        await store.add_span(Span.from_core_fields(core, sequence_id=sequence_id, **ids))
-    spans = await store.query_spans(rollout.rollout_id)
-    result = judge(report_of(Ended(), Rewards.of_spans(reversed(spans))), (TURN,), 1.0)
-    assert (result.reward, [reward["primary"] for reward in result.rewards]) == (0.75, [0.25, 0.5, 0.75])
 
 
 async def test_what_is_emitted_after_the_attempt_is_over_is_ignored(served: Any) -> None:

@@ -21,9 +21,10 @@ import structlog
 
 from orchestrator.config import Config
 from orchestrator.errors import ConfigError, OrchestratorError
+from orchestrator.process import end_with_parent
 from orchestrator.rollouts.runners.requirements import check_answers
 from orchestrator.rollouts.runners.store_client import StoreClient
-from orchestrator.rollouts.runners.worker import WorkerOrders, end_with_parent, play_rollouts, prepare, speak_json
+from orchestrator.rollouts.runners.worker import WorkerOrders, play_rollouts, prepare, speak_json
 
 log = structlog.get_logger(__name__)
 

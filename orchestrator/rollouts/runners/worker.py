@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import multiprocessing
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ import aiohttp
 import structlog
 
 from orchestrator.errors import OrchestratorError, OwnWordsError
+from orchestrator.process import end_with_parent
 from orchestrator.rollouts.agents import load_agent
 from orchestrator.rollouts.attempts import Report
 from orchestrator.rollouts.compat import (
@@ -223,15 +223,3 @@ def _end_stuck() -> None:
     log.error("the agent blocks its worker past the deadline; the worker ends itself")
     sys.stderr.flush()
     os._exit(1)
-
-
-def end_with_parent() -> None:
-    """From now on this process dies when the one that started it does, however that ends."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-
-        def die_after() -> None:
-            parent.join()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        threading.Thread(target=die_after, name="parent", daemon=True).start()
