@@ -114,7 +114,7 @@ class RunState:
     @property
     def least_batches(self) -> int:
         """The shortest horizon that what is under way fits in: a batch whose rollouts have begun is trained."""
-        begun = self.state in {State.ROLLOUT, State.TRAIN_STEP, State.SWAP_SAMPLER, State.LOG}
+        begun = self.state not in {State.PUBLISH_MODEL, State.MAYBE_EVALUATE, State.FINISHED}
         return self.batch + begun
 
     def result(self, batch: int, state: State) -> dict[str, Any] | None:

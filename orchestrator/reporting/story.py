@@ -40,7 +40,7 @@ def _entered(fields: Mapping[str, Any]) -> str:
 
 
 def _transition(fields: Mapping[str, Any]) -> str:
-    facts = _RESULTS[State(fields["source"])](fields["result"])
+    facts = _RESULTS.get(State(fields["source"]), _plainly)(fields["result"])
     return f"{fields['source']} -> {fields['dest']} after {fields['seconds']:.2f} s: {facts}"
 
 
@@ -94,6 +94,11 @@ def _trained(result: Mapping[str, Any]) -> str:
 def _swapped(result: Mapping[str, Any]) -> str:
     checkpoint = f", checkpoint {result['checkpoint']}" if result["checkpoint"] else ""
     return f"policy version {result['policy_version']} is {result['sampler_path']}{checkpoint}"
+
+
+def _plainly(result: Mapping[str, Any]) -> str:
+    """For a state that somebody has added."""
+    return ", ".join(f"{name} {value}" for name, value in result.items() if name != "metrics") or "done"
 
 
 _RESULTS: Mapping[State, Callable[[Mapping[str, Any]], str]] = {

@@ -93,13 +93,13 @@ class StoredRollout:
     """None where there is none, or where it is not finite."""
     turns: tuple[Turn, ...]
     error: str | None = None
-    """What went wrong; None when succeeded. An exception's message may quote a prompt: tell ``kind_of_error``."""
+    """What went wrong; None when succeeded. Its words may be the agent's: tell ``kind_of_error``."""
     task_sha256: str = ""
     """``task_sha256`` of the task that was played; empty where the task is not known."""
     rewards: tuple[Mapping[str, float | None], ...] = ()
     """Every reward the agent gave, in order, by dimension: the last one's first dimension is ``reward``."""
     traceback: str | None = None
-    """Where the agent raised: its own frames, causes first. It may quote a prompt, too."""
+    """Where the agent raised: its own frames, causes first, quoted prompts redacted."""
 
     @property
     def sampled_tokens(self) -> int:

@@ -118,12 +118,12 @@ def _saved_problems(fields: Mapping[str, Any], run: RunState) -> Iterator[str]:
 
 
 def _result_problems(state: State, result: Mapping[str, Any], run: RunState) -> Iterator[str]:
-    for name, types in {**RESULT_FIELDS[state], "metrics": (dict,)}.items():
+    for name, types in {**RESULT_FIELDS.get(state, {}), "metrics": (dict,)}.items():
         # By exact type: a boolean is no number.
         if type(result.get(name, ...)) not in types:
             kinds = " or ".join("null" if kind is NoneType else kind.__name__ for kind in types)
             yield f"result.{name} is {result.get(name)!r}, expected {kinds}"
-    yield from _RESULT_PROBLEMS[state](result, run)
+    yield from _RESULT_PROBLEMS.get(state, _nothing)(result, run)
 
 
 def _published(result: Mapping[str, Any], run: RunState) -> Iterator[str]:
