@@ -15,6 +15,11 @@ from orchestrator.testing import KillAt, outcome_of_run
 
 # Some tests import agents, and with them LiteLLM, before anything of ours that sees to it.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+# A fork server imports by PYTHONPATH alone (CPython's gh-117378). A relative one means nothing to it once a test has
+# changed the directory; it says nothing, and each of its children imports for ten seconds what it should have had.
+if "PYTHONPATH" in os.environ:
+    entries = os.environ["PYTHONPATH"].split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(entry).absolute()) for entry in entries)
 
 
 @pytest.fixture(scope="session")
