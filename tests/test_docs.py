@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import Child
 
 from orchestrator.journal.records import FIELDS, decode
+from orchestrator.reporting.status import read_status
 from orchestrator.verify.journal_facts import RESULT_FIELDS
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +43,13 @@ def test_the_journals_page_shows_real_records_and_names_every_kind_and_field() -
     for state, facts in RESULT_FIELDS.items():
         told = states[state] + states["Rollout"] if "evaluated" in facts else states[state]
         assert [name for name in facts if f"`{name}`" not in told] == [], state
+
+
+def test_the_fields_of_a_status_are_those_that_the_operating_page_tells(uninterrupted_child: Child) -> None:
+    told = read_status(uninterrupted_child.log_path).to_json()
+    rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "operating.md").read_text(), re.MULTILINE)
+    assert rows == list(told)
+    assert {"state", "batch", "num_batches", "finished"} <= told["plan"].keys()
 
 
 def test_the_extensions_that_are_worked_out_work(tmp_path: Path) -> None:
