@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 import tinker
 from tinker import types
+from tinker_cookbook.renderers import Message, get_text_content
 
 from orchestrator.backends.surface import SamplingClient
 from orchestrator.errors import JournalWriteError
@@ -24,6 +25,8 @@ BAD_REQUEST = 400
 NOT_FOUND = 404
 FAILED = 500
 UNAVAILABLE = 503
+LONG_PROMPT_CHARACTERS = 100_000
+"""From here on a prompt is made in a thread, so that the other agents' calls are served meanwhile."""
 RETRY_HEADER = "x-stainless-retry-count"
 """In which the SDKs of OpenAI and Anthropic say how often they have made this call before, for want of a reply."""
 
@@ -134,7 +137,9 @@ class Provider:
         if key is None:
             raise _not_under_way(rollout_id, attempt_id)
         try:
-            sampling, tools, prompt = self._read(rollout_id, attempt_id, messages, params, policy.defaults(key.mode))
+            sampling, tools = self._read(params, policy.defaults(key.mode))
+            so_far = self._capture.turns_so_far(rollout_id, attempt_id)
+            prompt = await self._prompt_tokens(read_messages(messages), tools, so_far)
         except RequestError as error:
             self._tell_refusal(rollout_id)
             raise CallError(BAD_REQUEST, str(error)) from error
@@ -179,15 +184,20 @@ class Provider:
             rollout_id=rollout_id,
         )
 
-    def _read(
-        self, rollout_id: str, attempt_id: str, messages: Any, params: Mapping[str, Any], defaults: SamplingDefaults
-    ) -> tuple[Sampling, Tools, tuple[int, ...]]:
-        """How to sample, the tools on offer, and the prompt."""
+    def _read(self, params: Mapping[str, Any], defaults: SamplingDefaults) -> tuple[Sampling, Tools]:
+        """How to sample, and the tools on offer."""
         sampling, tools = read_sampling(params, defaults), read_tools(params)
         if self._reveal and sampling.num_samples > 1:
             raise RequestError("n: the spans of a call hold one sample only; ask several times, or set adapter=capture")
-        so_far = self._capture.turns_so_far(rollout_id, attempt_id)
-        return sampling, tools, self._rendering.prompt_tokens(read_messages(messages), tools, so_far)
+        return sampling, tools
+
+    async def _prompt_tokens(
+        self, messages: Sequence[Message], tools: Tools, so_far: Sequence[Turn]
+    ) -> tuple[int, ...]:
+        if sum(len(get_text_content(message)) for message in messages) < LONG_PROMPT_CHARACTERS:
+            return self._rendering.prompt_tokens(messages, tools, so_far)
+        # A tokenizer takes seconds for megabytes, for most of which it leaves the interpreter to others.
+        return await asyncio.to_thread(self._rendering.prompt_tokens, messages, tools, so_far)
 
     async def _sampled(self, policy: Policy, sampling: Sampling, call: Call) -> Sequence[Turn]:
         """One turn a sample."""
