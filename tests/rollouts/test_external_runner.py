@@ -7,6 +7,7 @@ import pytest
 from placed_runs import external, kill, running, start_runner, stored_rollouts
 from processes import Child, run_child, run_command, start_child, wait_for
 
+from orchestrator.rollouts.runners.pool import WorkerPool
 from orchestrator.testing import KillAt, outcome_of_run
 
 
@@ -100,3 +101,14 @@ def test_a_wrong_setting_is_a_usage_error(settings: list[str], told: str, tmp_pa
     code, _, stderr = run_command(tmp_path, "runner", *settings)
     assert code == 2
     assert told in stderr
+
+
+async def test_runners_that_share_host_name_and_process_id_name_their_workers_apart() -> None:
+    """As in containers, where each is process 1. A worker's name is by what the store knows whose work is whose."""
+
+    async def nothing(_worker_id: str, _how: str) -> None: ...
+
+    def pool() -> WorkerPool:
+        return WorkerPool(1, store_address="http://127.0.0.1:1", agent="letters:agent", key="k" * 20, on_death=nothing)
+
+    assert pool()._name != pool()._name

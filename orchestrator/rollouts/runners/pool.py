@@ -3,6 +3,7 @@
 import asyncio
 import multiprocessing
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Awaitable, Callable
@@ -52,6 +53,8 @@ class WorkerPool:
         self._on_death = on_death
         self._target = target
         self._workers: dict[str, _Worker] = {}
+        # Containers share host names and process ids, and workers of one name would take each other's work.
+        self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._started = 0
         self._stopping = asyncio.Event()
         # Starting a process also asks the others for their exit codes, and a code can be read only once.
@@ -115,7 +118,7 @@ class WorkerPool:
 
     async def _start(self) -> _Worker:
         self._started += 1
-        worker_id = f"{socket.gethostname()}-{os.getpid()}-{self._started}"
+        worker_id = f"{self._name}-{self._started}"
         orders = WorkerOrders(worker_id, self._store_address, self._agent, self._key, self._traced)
         process = _context().Process(target=self._target, args=(orders,), daemon=True)
         async with self._one_at_a_time:
