@@ -30,6 +30,11 @@ def external(folder: Path, *settings: str, observer: Observer = watch_nothing) -
     return child, partial(start_runner, folder, f"store_address=http://127.0.0.1:{port}", agent)
 
 
+def store_port(child: Child) -> int:
+    """Where the store of an external run is."""
+    return next(int(setting.partition("=")[2]) for setting in child.settings if setting.startswith("store_port="))
+
+
 def start_runner(folder: Path, *settings: str, key: str = KEY) -> Any:
     """A ``runner`` command in ``folder``; the last setting of a name counts."""
     given = {setting.partition("=")[0]: setting for setting in settings}

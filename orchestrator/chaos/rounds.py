@@ -68,7 +68,7 @@ class Round:
     """E.g. ``round-3`` or ``point-17``, by which the same one can be asked for again."""
     kills: list[Kill] = field(default_factory=list)
     difference: str | None = None
-    """What was not as in the undisturbed run; None: nothing."""
+    """What was not as in the undisturbed run, or went wrong on the way; None: nothing."""
     requests: Counter[str] = field(default_factory=Counter)
     """How often each request was made, by all processes."""
 
@@ -87,7 +87,7 @@ class Reference:
     @property
     def timeout_seconds(self) -> float:
         """How long a process of a killed run may take: far more than a whole run, on a machine that is busy too."""
-        return 60 + 10 * self.seconds
+        return 300 + 20 * self.seconds
 
 
 class RunFailedError(Exception):
@@ -144,7 +144,9 @@ class Runs:
             for blow in [*blows, None]:
                 if not self._strike(blow, folder, played, reference.timeout_seconds):
                     break
-            played.difference = self.difference(folder, reference) or _fault(folder / RUN)
+            found = self.difference(folder, reference)
+            differs = None if found is None else f"differs from the undisturbed run: {found}"
+            played.difference = differs or _fault(folder / RUN)
         except (RunFailedError, RefusedError) as error:
             played.difference = str(error)
         played.requests = requests_of(folder)

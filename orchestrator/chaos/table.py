@@ -38,7 +38,7 @@ def verdict_lines(verdict: Verdict) -> Iterator[str]:
     failed = verdict.failed
     if failed is not None:
         kills = ", ".join(map(str, failed.kills)) or "none"
-        yield f"FAIL {failed.name}, seed {verdict.seed}, differs from the undisturbed run: {failed.difference}"
+        yield f"FAIL {failed.name}, seed {verdict.seed}, {failed.difference}"
         yield f"its kills, in order: {kills}"
         yield f"the run is kept in {verdict.folder / failed.name}; the same command with only={failed.name} repeats it"
     elif num_kills:

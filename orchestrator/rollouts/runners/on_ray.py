@@ -11,7 +11,9 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from orchestrator.config import Config
-from orchestrator.errors import ConfigError, OrchestratorError
+from orchestrator.errors import EXIT_USAGE, ConfigError, OrchestratorError
 from orchestrator.process import end_with_parent
 from orchestrator.rollouts.runners.requirements import check_answers
 from orchestrator.rollouts.runners.store_client import StoreClient
@@ -28,6 +30,8 @@ from orchestrator.rollouts.runners.worker import WorkerOrders, play_rollouts, pr
 
 log = structlog.get_logger(__name__)
 
+CONNECT_SECONDS = 60.0
+"""For joining the cluster, which takes a few."""
 RESTART_SECONDS = 1.0
 """Between the starts of a worker and of the one that replaces it."""
 
@@ -62,16 +66,39 @@ def hold_workers(workers: RayWorkers, orders: WorkerOrders) -> None:
     Exits with the error's own code where the cluster cannot be used or the agent not be loaded there.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, for the process that started this one
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see the pool
     end_with_parent()
     speak_json(worker=orders.worker_id)
     sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - to the end: Ray prints there what befalls the cluster
     try:
-        _connect(workers)
+        with _within(CONNECT_SECONDS, workers.address):
+            _connect(workers)
         asyncio.run(_hold(workers, orders))
     except OrchestratorError as error:
         log.critical("no worker can be held on Ray", why=str(error))
         sys.stderr.flush()
         os._exit(error.exit_code)
+
+
+@contextmanager
+def _within(seconds: float, address: str) -> Iterator[None]:
+    """Ends this process where the block takes longer: Ray waits for ever for what answers and is no cluster's head."""
+
+    def give_up() -> None:
+        log.critical(
+            "no worker can be held on Ray",
+            why=f"ray_address={address}: what answers there has not been the head of a Ray cluster for {seconds:g} s",
+        )
+        sys.stderr.flush()
+        os._exit(EXIT_USAGE)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def play_on_node(orders: WorkerOrders) -> str:

@@ -23,12 +23,14 @@ from orchestrator.rollouts.runners.queued import QueuedRunner
 from orchestrator.rollouts.runners.store_key import run_key
 from orchestrator.rollouts.runners.store_server import StoreServer
 from orchestrator.rollouts.runners.worker import work
+from orchestrator.telling import told
 
 LOOPBACK = "127.0.0.1"
 NO_ROOM = (
     "Ray has started none of the {0.num_workers} workers of {0.ray_num_cpus:g} CPUs each: `ray status` on the cluster "
     "shows what is free"
 )
+NOT_UP = "none of the run's own worker processes is up; the lines above say why, if they are not just starting"
 
 
 @asynccontextmanager
@@ -72,7 +74,7 @@ async def open_runner(
         key=key,
         agent=config.agent,
         traced=traced,
-        advice=NO_ROOM.format(config) if on_ray else None,
+        advice=NO_ROOM.format(config) if on_ray else NOT_UP if here else None,
     )
     async with AsyncExitStack() as stack:
         await server.start()
@@ -98,6 +100,8 @@ async def _kept_alive(pool: WorkerPool, claims: Claims) -> AsyncIterator[None]:
             await pool.keep_alive()
         except OrchestratorError as error:
             claims.fail(error)
+        except Exception as error:  # whatever it is, nobody would come any more, and nobody would say so
+            claims.fail(OrchestratorError(f"workers can no longer be kept alive: {told(error)}"))
 
     keeping = asyncio.create_task(keep_alive())
     try:

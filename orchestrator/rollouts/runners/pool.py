@@ -7,13 +7,16 @@ import secrets
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 import structlog
 
 from orchestrator.errors import EXIT_FINISHED, EXIT_USAGE, ConfigError, OrchestratorError
 from orchestrator.rollouts.runners.worker import WorkerOrders, work
+from orchestrator.telling import told
 
 log = structlog.get_logger(__name__)
 
@@ -21,6 +24,12 @@ WORKER_MODULES = ("orchestrator.rollouts.runners.worker", "openai")
 """Imported once, in the server that workers are forked from: it has no thread, and no memory of the run's."""
 RESTART_SECONDS = 1.0
 """Before a worker that died within that time is replaced, so that one that cannot live does not fill the log."""
+
+
+MAX_FAILED_STARTS = 10
+"""In a row, a second apart."""
+SERVER_DIED = 255
+"""The exit code that is told of a worker, which may well live, when the fork server has died."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,17 +105,36 @@ class WorkerPool:
     async def _keep_one_alive(self) -> None:
         loop = asyncio.get_running_loop()
         failure: type[OrchestratorError] = ConfigError
+        failed_starts = 0
         while not self._stopping.is_set():
             began = loop.time()
-            worker = await self._start()
+            try:
+                worker = await self._start()
+            except (
+                OSError,
+                EOFError,
+            ) as error:  # EOFError: the fork server died of it
+                failed_starts += 1
+                if failed_starts == MAX_FAILED_STARTS:
+                    raise OrchestratorError(
+                        f"agent={self._agent}: {failed_starts} times in a row no worker process could be started, the "
+                        f"last time for {told(error)}. See the machine's limits of processes, memory and open files"
+                    ) from error
+                log.warning("a worker process could not be started; it is tried again", error=told(error))
+                await asyncio.sleep(RESTART_SECONDS)
+                continue
+            failed_starts = 0
             await worker.died.wait()
             async with self._one_at_a_time:
                 code = worker.process.exitcode
+            if code == SERVER_DIED:
+                with suppress(ProcessLookupError):
+                    os.kill(worker.process.pid or 0, signal.SIGKILL)
             del self._workers[worker.worker_id]
             if self._stopping.is_set():
                 return
             if code == EXIT_USAGE:
-                raise failure(f"agent={self._agent}: no worker can play it; the lines above say why")
+                raise failure(f"there can be no worker for agent={self._agent}; the lines above say why")
             how = (
                 f"its process was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
             )
@@ -122,7 +150,7 @@ class WorkerPool:
         orders = WorkerOrders(worker_id, self._store_address, self._agent, self._key, self._traced)
         process = _context().Process(target=self._target, args=(orders,), daemon=True)
         async with self._one_at_a_time:
-            await asyncio.to_thread(process.start)  # the first one waits for the fork server's imports
+            await asyncio.to_thread(_start_shielded, process)  # the first one waits for the fork server's imports
         worker = _Worker(worker_id, process, asyncio.Event())
         self._workers[worker_id] = worker
         loop = asyncio.get_running_loop()
@@ -135,6 +163,20 @@ class WorkerPool:
         if self._stopping.is_set():
             process.kill()
         return worker
+
+
+def _start_shielded(process: ForkServerProcess) -> None:
+    """Starts ``process``, and before the first one the server that all are forked from, with SIGTERM blocked.
+
+    Workers open up for it themselves: one for the whole process group lets each of them end its rollout, and the server
+    is not to die before they do, for they would with it.
+    """
+    resource_tracker.ensure_running()  # first: started on the way it would leave SIGTERM unblocked
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _context() -> ForkServerContext:

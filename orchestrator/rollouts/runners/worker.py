@@ -67,6 +67,7 @@ def work(orders: WorkerOrders) -> None:
     Exits with 0 when it was asked to end, and with the error's own code where the agent cannot be loaded.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, for the process that started it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see the pool
     end_with_parent()
     try:
         agent = prepare(orders)
