@@ -9,6 +9,7 @@ from pathlib import Path
 
 from orchestrator import __version__
 from orchestrator.command import carry_out
+from orchestrator.doctor.findings import DOCTOR_HELP, exit_code
 from orchestrator.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_REFUSED, EXIT_USAGE, ConfigError
 from orchestrator.process import importing
 
@@ -117,6 +118,16 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     verify.add_argument("--json", action="store_true", help="one JSON object")
     verify.set_defaults(command=_verify)
 
+    doctor = commands.add_parser(
+        "doctor",
+        help="what a run relies on: libraries, key, backend, model, disk, ports, and a restored optimizer",
+        epilog=DOCTOR_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    doctor.add_argument("words", nargs="*", metavar="LOG_PATH | key=value", help="a run directory, and fields of a run")
+    doctor.add_argument("--json", action="store_true", help="one JSON object")
+    doctor.set_defaults(command=_doctor)
+
     runner = commands.add_parser(
         "runner",
         help="play rollouts for a run with placement=external, from this or any other machine",
@@ -210,6 +221,20 @@ def _chaos(options: argparse.Namespace) -> int:
         return EXIT_FAILED
     shutil.rmtree(verdict.folder)
     return EXIT_FINISHED
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    # Start-up time: the backends' libraries take seconds to import, which wrong usage need not wait for.
+    from orchestrator.doctor.wanted import read_wanted
+
+    config, run = read_wanted(options.words)
+    print("loading PyTorch, Agent-lightning and LiteLLM (some seconds)", file=sys.stderr)
+    from orchestrator.doctor.examination import examine
+
+    findings = examine(config, run, lambda finding: None if options.json else print(finding.line(), flush=True))
+    if options.json:
+        print(json.dumps({"findings": [finding.to_json() for finding in findings]}))
+    return exit_code(findings)
 
 
 def _runner(options: argparse.Namespace) -> int:

@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+import tinker
 from tinker_cookbook.renderers import Message, get_renderer
 
 from orchestrator.backends.deadline import reply_within
 from orchestrator.backends.service import Backend, make_backend
+from orchestrator.backends.surface import ServiceClient
 from orchestrator.config import Config
 from orchestrator.context import Recorder, Resources
 from orchestrator.disk import DISK, Disk
-from orchestrator.errors import ConfigError
+from orchestrator.errors import BackendError, ConfigError, UnrecoverableError
 from orchestrator.journal.recovery import RunState
 from orchestrator.reporting.logs import RunLogging
 from orchestrator.reporting.metrics import MetricRows
@@ -27,9 +30,14 @@ from orchestrator.rollouts.gateway import Gateway
 from orchestrator.rollouts.provider import Provider
 from orchestrator.rollouts.rendering import Rendering
 from orchestrator.rollouts.runners.placements import open_runner
+from orchestrator.telling import told
 from orchestrator.training.checkpoints import CheckpointLedger
+from orchestrator.training.orphans import RUN_ID, tell_orphans
+from orchestrator.training.probe import probe_optimizer
 from orchestrator.training.publish import Publisher
 from orchestrator.training.weights import TrainedWeights
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,34 @@ async def load_rendering(config: Config, backend: Backend) -> Rendering:
     return Rendering(renderer, tokenizer)
 
 
+async def require_optimizer_restore(config: Config, service: ServiceClient, run: RunState, recorder: Recorder) -> None:
+    """Probes the backend, journals what is found, and refuses to go on where a resume would lose the optimizer.
+
+    Raises:
+        UnrecoverableError: it does not come back with the weights.
+        BackendError: the probe could not be carried out.
+    """
+    try:
+        probe = await probe_optimizer(
+            service,
+            model_name=config.model_name,
+            lora_rank=config.lora_rank,
+            metadata={RUN_ID: run.run_id},
+            timeout_seconds=config.backend_timeout_seconds,
+        )
+    except tinker.TinkerError as error:
+        raise BackendError(
+            f"probe_optimizer_restore=true: the probe failed ({told(error)}). The same command tries again"
+        ) from error
+    recorder.optimizer_probed(probe)
+    if not probe.passed:
+        raise UnrecoverableError(
+            f"probe_optimizer_restore=true: {probe.told()}. A resume would go on with another optimizer than the run "
+            "had. Report it to who runs the service; probe_optimizer_restore=false goes on all the same"
+        )
+    log.info(probe.told())
+
+
 @asynccontextmanager
 async def open_resources(
     config: Config,
@@ -89,13 +125,17 @@ async def open_resources(
     """
     async with AsyncExitStack() as stack:
         service = backend.service
-        metadata = {"orchestrator_run_id": run.run_id}
-        ledger = CheckpointLedger(
-            config, log_path, service.create_rest_client(), user_metadata=metadata, disk=seams.disk
-        )
+        rest_client = service.create_rest_client()
+        ledger = CheckpointLedger(config, log_path, rest_client, run=run, disk=seams.disk)
         weights = TrainedWeights(config, log_path, service, ledger)
-        await weights.require_restorable(run)
+        resumed_from = await weights.require_restorable(run)
         ledger.write_view(run)
+        if run.processes > 1:  # the first one has left nothing yet
+            await tell_orphans(rest_client, run)
+            if resumed_from is not None and run.batch < run.num_batches and ledger.is_expiring(resumed_from):
+                await weights.at_batch(run, run.batch, recorder=recorder)
+            if config.probe_optimizer_restore and not run.optimizer_restores:
+                await require_optimizer_restore(config, service, run, recorder)
         capture = Capture(run_seed=config.seed, run_id=run.run_id)
         provider = Provider(rendering=rendering, capture=capture, reveal=config.adapter != "capture")
         gateway = Gateway(

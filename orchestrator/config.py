@@ -167,6 +167,9 @@ class Config:
     gateway_address: str | None = _operational(
         None, "what agents are told, e.g. http://10.0.0.5:4000; None: gateway_host and its port"
     )
+    probe_optimizer_restore: bool = _operational(
+        False, "at the first resume, try whether the backend gives optimizers back, and refuse to go on if not"
+    )
     backend_timeout_seconds: float = _operational(3_600.0, "longest wait for one reply of the backend")
     state_timeout_seconds: float = _operational(86_400.0, "longest time in one state")
     grace_seconds: float = _operational(10.0, "time given to what is in flight after SIGTERM or SIGINT")

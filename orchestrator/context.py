@@ -29,6 +29,7 @@ from orchestrator.rollouts.dataset import Task, TaskBatches
 from orchestrator.rollouts.outcomes import Mode, Outcome, StoredRollout, rollout_path, totals
 from orchestrator.rollouts.turns import turn_path
 from orchestrator.training.checkpoints import CheckpointLedger
+from orchestrator.training.probe import OptimizerProbe
 from orchestrator.training.publish import Publisher
 from orchestrator.training.weights import TrainedWeights
 
@@ -48,7 +49,7 @@ class StateResult:
 
 
 class Recorder:
-    """The only writing access to the journal that a body has: facts about checkpoints, as they come true."""
+    """The only writing access to the journal that a body has: facts about what is saved, as they come true."""
 
     def __init__(self, journal: Journal) -> None:
         """Records go to ``journal`` at once."""
@@ -64,6 +65,15 @@ class Recorder:
             state_path=checkpoint.state_path,
             sampler_path=checkpoint.sampler_path,
             expires_at=checkpoint.expires_at,
+        )
+
+    def optimizer_probed(self, probe: OptimizerProbe) -> None:
+        """The backend was probed; it passed or it did not."""
+        self._journal.append(
+            Kind.OPTIMIZER_PROBED,
+            passed=probe.passed,
+            restored_difference=probe.restored_difference,
+            fresh_difference=probe.fresh_difference,
         )
 
     def checkpoint_lost(self, checkpoint: Checkpoint, *, reason: str) -> None:

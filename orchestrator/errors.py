@@ -6,6 +6,7 @@ OrchestratorError                    exit 1: failed, the same command resumes
 ├── JournalWriteError                journal or side file could not be written; the machine has not moved
 ├── GatewayError                     the gateway could not be started
 ├── BackendError                     the backend refused or lost a request
+│   └── ClientLostError              the training client is lost; the state is entered again, up to max_attempts
 ├── ConfigError (ValueError)         exit 2: nothing was started
 │   └── DatasetError                 the tasks cannot be read or do not fill a batch
 ├── RefusedError                     exit 3: nothing was spent, files are as they were
@@ -64,6 +65,10 @@ class GatewayError(OrchestratorError):
 
 class BackendError(OrchestratorError):
     """The training or sampling backend refused, lost or never answered a request."""
+
+
+class ClientLostError(BackendError):
+    """What the training client holds is in doubt or gone, and the service lives: a new client can take its place."""
 
 
 class ConfigError(OrchestratorError, ValueError):

@@ -13,17 +13,25 @@ leave the machine in a state that the journal does not know.
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
+import structlog
 from transitions import EventData
 from transitions import Machine as TransitionTable
 
 from orchestrator.context import Body, StateContext, StateResult
-from orchestrator.errors import BackendError, OrchestratorError, StateFailedError, StopRequested
+from orchestrator.errors import BackendError, ClientLostError, OrchestratorError, StateFailedError, StopRequested
 from orchestrator.journal.log import Journal
 from orchestrator.journal.records import Kind, Record
 from orchestrator.names import TRANSITIONS, State
 from orchestrator.telling import told
+
+log = structlog.get_logger(__name__)
+
+SECOND_TRY_SECONDS = 5.0
+"""A lost training client is made again at once the first time, then after this, then after twice as long each time."""
+LONGEST_WAIT_SECONDS = 300.0
 
 
 class StateMachine:
@@ -39,23 +47,28 @@ class StateMachine:
         journal: Journal,
         bodies: Mapping[State, Body],
         enter: Callable[[Record], StateContext],
+        give_up_client: Callable[[], None],
         *,
         stop: asyncio.Event,
         state_timeout_seconds: float,
         grace_seconds: float,
+        max_attempts: int,
     ) -> None:
         """Starts where the fold of ``journal`` stands.
 
         ``bodies`` has one entry for every state but ``Finished``; ``enter`` is told the record of the state just
         entered and gives its context. Once ``stop`` is set a body has ``grace_seconds`` to finish before it is
-        cancelled.
+        cancelled. A state whose body loses the training client is entered again after ``give_up_client``, unless with
+        that it has failed ``max_attempts`` times.
         """
         self._journal = journal
         self._bodies = bodies
         self._enter = enter
+        self._give_up_client = give_up_client
         self._stop = stop
         self._state_timeout_seconds = state_timeout_seconds
         self._grace_seconds = grace_seconds
+        self._max_attempts = max_attempts
         build_table(self, initial=journal.run.state)
 
     async def drive(self) -> None:
@@ -64,6 +77,7 @@ class StateMachine:
         Raises:
             StopRequested: ``stop`` was set; everything journaled so far stands.
             StateFailedError: a body raised or ran past ``state_timeout_seconds``.
+            ClientLostError: the training client was lost in the same state once too often.
             OrchestratorError: a body's own error, or a journal that could not be written.
         """
         run = self._journal.run
@@ -73,7 +87,11 @@ class StateMachine:
             source = State(self.state)
             entered = self._journal.append(Kind.STATE_ENTERED, batch=run.batch, state=source, attempt=run.entries)
             started = time.monotonic()
-            result = await self._run_body(source, self._enter(entered))
+            try:
+                result = await self._run_body(source, self._enter(entered))
+            except ClientLostError as error:
+                await self._lose_client(source, error)
+                continue
             self.advance(result=result, attempt=entered.fields["attempt"], seconds=time.monotonic() - started)
 
     def batches_remain(self, _event: EventData) -> bool:
@@ -94,6 +112,29 @@ class StateMachine:
             result=result.to_json(),
         )
 
+    async def _lose_client(self, state: State, error: ClientLostError) -> None:
+        """Journals the loss, after which the state is entered again as a new process would enter it.
+
+        Bodies are made to be entered again after a kill at any moment, so this needs nothing of them: what they had
+        stored and saved is found, and the weights are restored and redone. The loss counts as a failure of the state.
+
+        Raises:
+            ClientLostError: it has failed too often; the record of the process's end counts this one.
+        """
+        run = self._journal.run
+        if run.failures + 1 >= self._max_attempts:
+            raise ClientLostError(
+                f"batch {run.batch}, state {state}: {error}. This state has failed {run.failures + 1} times; run the "
+                f"same command again to resume, with a higher max_attempts than {self._max_attempts}"
+            ) from error
+        self._give_up_client()
+        self._journal.append(Kind.CLIENT_LOST, batch=run.batch, state=state, reason=str(error))
+        log.warning("the training client is lost and made again", reason=str(error), failures=run.failures)
+        wait_seconds = min(LONGEST_WAIT_SECONDS, SECOND_TRY_SECONDS * 2 ** (run.failures - 2))
+        if run.failures > 1:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), wait_seconds)
+
     async def _run_body(self, state: State, context: StateContext) -> StateResult:
         """The body's result; a body that is not done ``grace_seconds`` after ``stop`` is cancelled."""
         batch = self._journal.run.batch
@@ -107,6 +148,8 @@ class StateMachine:
                 await asyncio.wait({body}, timeout=self._grace_seconds)
             if body.done():
                 return body.result()
+        except ClientLostError:
+            raise
         except BackendError as error:
             raise BackendError(f"batch {batch}, state {state}: {error}") from error
         except (OrchestratorError, StopRequested):

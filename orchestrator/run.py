@@ -196,9 +196,11 @@ class _Process:
                 journal,
                 BODIES,
                 enter,
+                resources.weights.give_up,
                 stop=self._stop.event,
                 state_timeout_seconds=config.state_timeout_seconds,
                 grace_seconds=config.grace_seconds,
+                max_attempts=config.max_attempts,
             )
             await machine.drive()
             self._forget_turns(run)

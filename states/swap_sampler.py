@@ -1,7 +1,8 @@
 """SwapSampler: the new weights are saved as the next policy's sampler and, where one is due, as a checkpoint.
 
 Reads: whether TrainStep was skipped; then the next version points at the same sampler.
-Records: the next ``policy_version`` and its ``sampler_path``, and the ``checkpoint``'s name or null.
+Records: the next ``policy_version`` and its ``sampler_path``, and the ``checkpoint``'s name or null. Where none is due
+and the newest would expire before the next, a rolling one is saved: the clock decides, so what is recorded comes first.
 
 Crash before the effect: the weights are restored and redone, then saved. Crash during it: a sampler or a state that was
 saved already is adopted under its name, or saved again where the backend gives each process its own names; a state
@@ -32,10 +33,11 @@ async def body(context: StateContext) -> StateResult:
 
 async def _checkpoint_if_due(context: StateContext, trained: int, sampler_path: str) -> Checkpoint | None:
     ledger = context.resources.ledger
-    kind = ledger.due_kind(trained, num_batches=context.num_batches)
-    if kind is None:
-        return None
+    due = ledger.due_kind(trained, num_batches=context.num_batches)
+    kind = due or "rolling"
     recorded = [kept for kept in context.run.checkpoints if kept.batch == trained and kept.checkpoint_kind == kind]
+    if due is None and not recorded and not ledger.is_renewal_due(context.run, trained):
+        return None
     if recorded:
         checkpoint = recorded[0]
     else:

@@ -35,11 +35,10 @@ def test_another_identity_is_refused_with_field_old_and_new(setting: str, told: 
 
 def test_operational_fields_may_change_and_change_nothing(killed: Path, uninterrupted: dict[str, Any]) -> None:
     """H8: the run was started with concurrency=1."""
-    assert (
-        run_child(fixture_d(killed, "concurrency=3", "num_workers=2", "rolling_ttl_seconds=600", "log_level=warning"))
-        == 0
-    )
+    settings = ("concurrency=3", "num_workers=2", "rolling_ttl_seconds=600", "log_level=warning")
+    assert run_child(fixture_d(killed, *settings, "probe_optimizer_restore=true")) == 0
     assert outcome_of_run(killed / "run") == uninterrupted
+    assert read_journal(killed / "run").run.optimizer_restores, "it was tried, and left nothing behind"
 
 
 def test_drift_that_is_accepted_is_journaled_and_compared_with_from_then_on(killed: Path) -> None:

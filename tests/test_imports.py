@@ -26,7 +26,7 @@ FLOORS = (
     ("orchestrator.compose", "orchestrator.preflight", "orchestrator.unbegun"),
     ("orchestrator.admission",),
     ("orchestrator.run",),
-    ("orchestrator.chaos",),
+    ("orchestrator.chaos", "orchestrator.doctor"),
     ("orchestrator.cli",),
     ("orchestrator.__main__",),
 )

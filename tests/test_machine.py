@@ -13,7 +13,7 @@ from transitions import MachineError
 from orchestrator.config import Config
 from orchestrator.context import Body, Recorder, Resources, StateContext, StateResult
 from orchestrator.disk import DISK, Disk
-from orchestrator.errors import JournalWriteError, RefusedError, StateFailedError, StopRequested
+from orchestrator.errors import ClientLostError, JournalWriteError, RefusedError, StateFailedError, StopRequested
 from orchestrator.journal.log import Journal, read_journal
 from orchestrator.journal.records import Kind, Record
 from orchestrator.machine import StateMachine, build_table
@@ -21,6 +21,7 @@ from orchestrator.names import CYCLE, TRANSITIONS, State
 from orchestrator.testing import AtStep, Fault, FaultyDisk
 
 NUM_BATCHES = 2
+MAX_ATTEMPTS = 3
 RESULTS: Mapping[State, Mapping[str, Any]] = {
     State.PUBLISH_MODEL: {"policy_version": 0, "sampler_path": "local://run/sampler_weights/000000"},
     State.TRAIN_STEP: {"skipped": False},
@@ -54,6 +55,7 @@ class Bench:
         grace_seconds: float = 60.0,
     ) -> None:
         """``bodies`` replaces some of the trivial ones."""
+        self.given_up = 0
         self.journal = Journal(log_path, observer=observer, disk=disk)
         self.stop = asyncio.Event()
         self.entered: list[tuple[int, State]] = []
@@ -92,10 +94,15 @@ class Bench:
             self.journal,
             {**IDLE, **bodies},
             enter,
+            self._give_up_client,
             stop=self.stop,
             state_timeout_seconds=timeout_seconds,
             grace_seconds=grace_seconds,
+            max_attempts=MAX_ATTEMPTS,
         )
+
+    def _give_up_client(self) -> None:
+        self.given_up += 1
 
 
 async def test_the_fold_of_the_journal_is_the_live_machine_after_every_step(tmp_path: Path) -> None:
@@ -283,3 +290,44 @@ async def test_a_body_that_outlasts_the_grace_is_cancelled_and_its_state_stays(t
     with pytest.raises(StopRequested):
         await bench.machine.drive()
     assert bench.machine.state == State.ROLLOUT == read_journal(tmp_path).run.state
+
+
+async def test_a_state_that_loses_the_training_client_is_entered_again_and_each_loss_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice in batch 0, and in batch 1 as often as it takes; ``max_attempts`` is 3, and counts a state's own."""
+    monkeypatch.setattr("orchestrator.machine.SECOND_TRY_SECONDS", 0.01)
+    tries: dict[int, int] = {0: 0, 1: 0}
+
+    async def body(context: StateContext) -> StateResult:
+        tries[context.batch] += 1
+        if context.batch == 1 or tries[0] <= 2:
+            raise ClientLostError("train step: it is gone")
+        return StateResult(RESULTS[State.TRAIN_STEP])
+
+    bench = Bench(tmp_path, {State.TRAIN_STEP: body})
+    with pytest.raises(ClientLostError, match=r"batch 1, state TrainStep: .* failed 3 times; .* max_attempts than 3"):
+        await bench.machine.drive()
+    assert (tries, bench.given_up) == ({0: 3, 1: 3}, 4)
+    run = read_journal(tmp_path).run
+    assert (run.batch, run.state, run.failures, run.lost_clients) == (1, State.TRAIN_STEP, 2, 4)
+    bench.journal.append(Kind.PROCESS_STOPPED, reason="failed", batch=1, state=State.TRAIN_STEP, error="it is gone")
+    assert bench.journal.run.failures == MAX_ATTEMPTS, "the last loss is counted by the end of the process"
+
+
+async def test_a_stop_is_heard_while_a_lost_training_client_waits_to_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.machine.SECOND_TRY_SECONDS", 3_600.0)
+    entries = 0
+
+    async def body(_context: StateContext) -> StateResult:
+        nonlocal entries
+        entries += 1
+        if entries == 2:
+            asyncio.get_running_loop().call_soon(bench.stop.set)
+        raise ClientLostError("it is gone")
+
+    bench = Bench(tmp_path, {State.PUBLISH_MODEL: body})
+    with pytest.raises(StopRequested):
+        await asyncio.wait_for(bench.machine.drive(), 30)

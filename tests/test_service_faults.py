@@ -144,16 +144,41 @@ def test_what_a_service_refuses_for_now_is_tried_again_and_the_wait_is_told(
     assert outcome(child, service) == outcome(undisturbed_child, service)
 
 
-def test_what_a_service_refuses_for_good_stops_the_run_at_once_and_it_resumes(
+def test_a_step_is_applied_once_however_often_it_has_to_be_asked_for(
     tmp_path: Path, service: TinkerServer, undisturbed_child: Child
 ) -> None:
-    """H31: forward_backward answers 400."""
-    service.plan(Fault("forward_backward", "answer", status=400))
+    """Applied and not confirmed, late, out of order for a moment, and an account that is out of credit for a moment."""
+    service.plan(
+        Fault("forward_backward", "drop"),
+        Fault("forward_backward", "late"),
+        Fault("forward_backward", "answer", status=402),
+        Fault("optim_step", "drop"),
+        Fault("optim_step", "answer", status=409),
+        Fault("optim_step", "late"),
+    )
+    child = service_run(tmp_path, service)
+    assert run_unseen(child) == 0, child.output
+    applied = Counter((step["request"], step["seq_id"]) for step in attempts(service, *STEPS) if step["applied"])
+    assert set(applied.values()) == {1}
+    assert lineage(service, final_path(child)).count("optim_step") == 3
+    assert not records(child, Kind.CLIENT_LOST)
+    told = {(line["request"].rpartition("/")[2], line["answer"][:3]) for line in log_lines(child, TRIED_AGAIN)}
+    assert told >= {("forward_backward", "402"), ("optim_step", "409")}
+    assert outcome(child, service) == outcome(undisturbed_child, service)
+
+
+@pytest.mark.parametrize("status", [400, 401])
+def test_what_a_service_refuses_for_good_stops_the_run_at_once_and_it_resumes(
+    tmp_path: Path, service: TinkerServer, undisturbed_child: Child, status: int
+) -> None:
+    """H31: forward_backward is refused; a key that was withdrawn is no reason to make another client."""
+    service.plan(Fault("forward_backward", "answer", status=status))
     child = service_run(tmp_path, service)
     assert run_unseen(child) == 1
     assert "batch 0, state TrainStep" in child.output
-    assert "400" in child.output
-    assert [(step["status"], step["applied"]) for step in attempts(service, *STEPS)][:1] == [(400, False)]
+    assert str(status) in child.output
+    assert [(step["status"], step["applied"]) for step in attempts(service, *STEPS)][:1] == [(status, False)]
+    assert not records(child, Kind.CLIENT_LOST)
     assert not any(step["applied"] for step in attempts(service, *STEPS))
     assert run_unseen(child) == 0, child.output
     assert outcome(child, service) == outcome(undisturbed_child, service)

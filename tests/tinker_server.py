@@ -19,16 +19,18 @@ class Fault:
     """What goes wrong with requests of one kind, once ``after`` of them have been let pass.
 
     ``answer``: HTTP ``status``, and nothing is applied. ``drop``: applied, and the connection closed without a reply.
-    ``fail``: accepted, and the future resolves to an error. ``fail_applied``: applied, and it does so all the same.
-    ``never``: accepted, and the future never resolves.
+    ``fail``: accepted, and the future resolves to an error of ``category``. ``fail_applied``: applied, and it does so
+    all the same. ``forget``: applied, and the future answers that it is gone (410). ``never``: accepted, and the future
+    never resolves. ``late``: applied half a second late. ``fresh``: weights are loaded, and their optimizer is not.
     """
 
     request: str
-    action: Literal["answer", "drop", "fail", "fail_applied", "never"]
+    action: Literal["answer", "drop", "fail", "fail_applied", "forget", "never", "late", "fresh"]
     status: int = 0
     after: int = 0
     times: int = 1
     retry_after_seconds: float | None = None
+    category: Literal["user", "server", "unknown"] = "user"
 
 
 @dataclass(frozen=True)

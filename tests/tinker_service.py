@@ -32,12 +32,25 @@ from tinker_protocol import PROTOBUF, forward_backward_bytes, read_forward_backw
 from orchestrator.backends.local.service import LocalServiceClient
 from orchestrator.config import LocalConfig
 
+LATE_SECONDS = 0.5
 POLL_SECONDS = 20.0
 """How long a question for a result is held before it is answered with "try again"."""
 SECTIONS = ("weights", "sampler_weights")
 
 Reply = dict[str, Any] | bytes
 Work = Callable[[], Awaitable[Reply]]
+
+
+GONE = "gone"
+
+
+class PlannedError(Exception):
+    """A request failed because a test planned it."""
+
+    def __init__(self, category: str) -> None:
+        """``category`` as the SDK knows it, or ``GONE``."""
+        super().__init__(category)
+        self.category = category
 
 
 @dataclass
@@ -91,6 +104,8 @@ class TinkerService:
         return [
             *self._desk.routes(),
             *posts,
+            Route("/api/v1/checkpoints", self._desk.endpoint("list_checkpoints", self.list_checkpoints)),
+            Route("/api/v1/get_server_capabilities", self._desk.endpoint("get_server_capabilities", self.capabilities)),
             Route("/api/v1/samplers/{session}", self._desk.endpoint("get_sampler", self.get_sampler)),
             Route(
                 "/api/v1/training_runs/{owner}/checkpoints/{section}/{name}",
@@ -121,12 +136,14 @@ class TinkerService:
             try:
                 if fault is not None and fault.action == "never":
                     await asyncio.Event().wait()
+                if fault is not None and fault.action == "late":
+                    await asyncio.sleep(LATE_SECONDS)
                 if fault is not None and fault.action == "fail":
-                    raise tinker.TinkerError("failed as planned")
+                    raise PlannedError(fault.category)
                 reply = await work()
                 attempt.applied = True
-                if fault is not None and fault.action == "fail_applied":
-                    raise tinker.TinkerError("failed as planned")
+                if fault is not None and fault.action in {"fail_applied", "forget"}:
+                    raise PlannedError(fault.category if fault.action == "fail_applied" else GONE)
                 return reply
             finally:
                 async with model.turn:
@@ -165,8 +182,11 @@ class TinkerService:
         base_model = await self._base_model(asked.path)
 
         async def load() -> Reply:
-            with_optimizer = self._local.create_training_client_from_state_with_optimizer_async
-            create = with_optimizer if asked.optimizer else self._local.create_training_client_from_state_async
+            fault = request.state.fault
+            if asked.optimizer and not (fault is not None and fault.action == "fresh"):
+                create = self._local.create_training_client_from_state_with_optimizer_async
+            else:
+                create = self._local.create_training_client_from_state_async
             return self._hold(attempt, await create(_local_path(asked.path)), base_model)
 
         return JSONResponse({"request_id": self._promise(load)})
@@ -266,6 +286,10 @@ class TinkerService:
         if not future.done():
             return JSONResponse({"type": "try_again", "request_id": request_id, "queue_state": "active"})
         error = future.exception()
+        if isinstance(error, PlannedError):
+            if error.category == GONE:
+                return JSONResponse({"detail": "the promise is gone"}, 410)
+            return JSONResponse({"error": "failed as planned", "category": error.category})
         if error is not None:
             return JSONResponse({"error": str(error), "category": "user"})
         reply = future.result()
@@ -275,6 +299,19 @@ class TinkerService:
         attempt.name = (await request.json())["tinker_path"]
         info = await self._local.create_rest_client().get_weights_info_by_tinker_path(_local_path(attempt.name))
         return JSONResponse(info.model_dump(mode="json"))
+
+    async def list_checkpoints(self, request: Request, _attempt: Attempt) -> Response:
+        limit, offset = (int(request.query_params[name]) for name in ("limit", "offset"))
+        listed = await self._local.create_rest_client().list_user_checkpoints(limit, offset)
+        found = listed.model_dump(mode="json")
+        for saved in found["checkpoints"]:
+            section, _, name = saved["checkpoint_id"].partition("/")
+            saved["tinker_path"] = _service_path(section, name)
+            saved["checkpoint_id"] = f"{section}/{name.rpartition('--')[2]}"
+        return JSONResponse(found)
+
+    async def capabilities(self, _request: Request, _attempt: Attempt) -> Response:
+        return JSONResponse({"supported_models": [{"model_name": str(self._storage.parent / "model")}]})
 
     async def delete_checkpoint(self, request: Request, attempt: Attempt) -> Response:
         attempt.name = "tinker://{owner}/{section}/{name}".format(**request.path_params)
@@ -300,8 +337,7 @@ class TinkerService:
         found = {}
         for section in SECTIONS:
             for directory in sorted((self._storage / "run" / section).glob("[!.]*")):
-                owner, _, name = directory.name.rpartition("--")
-                path = f"tinker://{owner.replace('.', ':')}/{section}/{name}"
+                path = _service_path(section, directory.name)
                 files = sorted(directory.glob("*.safetensors"))
                 found[path] = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
         return JSONResponse(found)
@@ -316,6 +352,12 @@ def _local_path(path: str) -> str:
     owner, _, rest = path.removeprefix("tinker://").partition("/")
     section, _, name = rest.partition("/")
     return f"local://run/{section}/{owner.replace(':', '.')}--{name}"
+
+
+def _service_path(section: str, directory_name: str) -> str:
+    """The path of what ``_local_path`` gives the place of."""
+    owner, _, name = directory_name.rpartition("--")
+    return f"tinker://{owner.replace('.', ':')}/{section}/{name}"
 
 
 def serve(folder: Path, test: Connection, *, key: str) -> None:

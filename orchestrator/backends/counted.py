@@ -175,6 +175,11 @@ class CountedRestClient:
         request = self._usage.asked("delete_checkpoint_from_tinker_path")
         await _reply(request, self._client.delete_checkpoint_from_tinker_path_async(tinker_path))
 
+    async def list_user_checkpoints(self, limit: int = 100, offset: int = 0) -> types.CheckpointsListResponse:
+        """As ``RestClient``."""
+        request = self._usage.asked("list_user_checkpoints")
+        return await _reply(request, self._client.list_user_checkpoints(limit, offset))
+
 
 async def _ordered(request: Request, ordering: Awaitable[Future[ReplyT]]) -> CountedFuture[ReplyT]:
     return CountedFuture(await _counted(request, ordering), request)

@@ -1,6 +1,7 @@
 """What becomes of each answer of the service, and saying so: its SDK waits and asks again without a word.
 
-The SDK (0.38) decides by itself what it asks again; the table says what that is, for a user to be told why a run waits.
+The SDK (0.38) decides by itself what it asks again; the table says what that is, for a user to be told why a run waits,
+and what an error means for the run that the SDK has given up on.
 """
 
 import logging
@@ -12,12 +13,26 @@ from enum import StrEnum
 from typing import Any
 
 import structlog
+import tinker
+from tinker.types import RequestErrorCategory
 
 log = structlog.get_logger(__name__)
 
 SDK_LOGGER = "tinker._base_client"
 QUIET_SECONDS = 1.0
 """The same answer to the same request is told once in this time: some are asked again at once, hundreds of times."""
+
+
+class Loss(StrEnum):
+    """What an error of a training client's request means for the run, once the SDK asks no more."""
+
+    FINAL = "final"
+    """The same request would be refused again, or the account: the process ends; the same command resumes."""
+    CLIENT = "client"
+    """The client's weights are gone or in doubt, and the service may well give another: the client is given up, and
+    made again from the newest live checkpoint and the stored train steps, in the same process, ``max_attempts`` times.
+    That making is not in these tables: where it fails the process ends, and the next one has a session of its own.
+    """
 
 
 class RetryClass(StrEnum):
@@ -32,19 +47,59 @@ class RetryClass(StrEnum):
     """The request fails with the SDK's exception, and with it the state; the same command resumes."""
 
 
-RETRY_CLASSES: Mapping[range, RetryClass] = {
-    range(402, 403): RetryClass.RETRY,  # the account is out of credit: asked again for an hour
-    range(408, 409): RetryClass.POLL,
-    range(409, 410): RetryClass.RETRY,  # a checkpoint name is taken: asked again all the same, see ``CheckpointLedger``
-    range(429, 430): RetryClass.RETRY,
-    range(500, 600): RetryClass.RETRY,
+CLASSES: Mapping[range, tuple[RetryClass, Loss]] = {
+    # the account is out of credit: asked again for an hour
+    range(402, 403): (RetryClass.RETRY, Loss.FINAL),
+    # the model is gone. A checkpoint that is gone is told by the same status, and dealt with by who asked for it
+    range(404, 405): (RetryClass.FINAL, Loss.CLIENT),
+    range(408, 409): (RetryClass.POLL, Loss.CLIENT),
+    # a checkpoint name is taken, see ``CheckpointLedger``, or the order of requests is broken: asked again all the same
+    range(409, 410): (RetryClass.RETRY, Loss.CLIENT),
+    # the result of a request was thrown away before it was fetched
+    range(410, 411): (RetryClass.FINAL, Loss.CLIENT),
+    range(429, 430): (RetryClass.RETRY, Loss.CLIENT),
+    range(500, 600): (RetryClass.RETRY, Loss.CLIENT),
 }
-"""By HTTP status; what is not in it is final."""
+"""By HTTP status: what the SDK does, and what it means when it gives up. All others, 400, 401, 403 and 422 among them,
+are final in both senses."""
+
+FAILED_REQUESTS: Mapping[RequestErrorCategory, Loss] = {
+    RequestErrorCategory.User: Loss.FINAL,
+    RequestErrorCategory.Server: Loss.CLIENT,
+    RequestErrorCategory.Unknown: Loss.CLIENT,
+}
+"""Of a request that was accepted and failed later, by the category that the service gives."""
+POISONED = "poisoned"
+"""In what the SDK raises (a plain RuntimeError) for every request of a client that an earlier one has broken."""
 
 
 def retry_class(status: int) -> RetryClass:
-    """The class of an answer that is an error."""
-    return next((found for statuses, found in RETRY_CLASSES.items() if status in statuses), RetryClass.FINAL)
+    """What the SDK does about an answer that is an error."""
+    return _classes(status)[0]
+
+
+def loss_of(error: BaseException) -> Loss:
+    """What an error means that a training client's request has ended in.
+
+    What never reached the service, or whose reply was lost until the SDK gave up, may or may not have been applied:
+    the client is lost. So is one that the SDK itself has given up, and one whose result cannot be fetched, which is
+    told as an error about the answer that caused it.
+    """
+    match error:
+        case tinker.RequestFailedError():
+            return FAILED_REQUESTS[error.category]
+        case tinker.APIStatusError():
+            return _classes(error.status_code)[1]
+        case tinker.APIConnectionError():
+            return Loss.CLIENT
+        case RuntimeError() if POISONED in str(error):
+            return Loss.CLIENT
+    return Loss.FINAL if error.__cause__ is None else loss_of(error.__cause__)
+
+
+def _classes(status: int) -> tuple[RetryClass, Loss]:
+    final = (RetryClass.FINAL, Loss.FINAL)
+    return next((found for statuses, found in CLASSES.items() if status in statuses), final)
 
 
 def tell_retries() -> None:

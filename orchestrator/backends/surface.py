@@ -84,6 +84,10 @@ class RestClient(Protocol):
         """Deletes one checkpoint; one that is already gone raises ``tinker.NotFoundError``."""
         ...
 
+    def list_user_checkpoints(self, limit: int = 100, offset: int = 0) -> Awaitable[types.CheckpointsListResponse]:
+        """What is saved, of every run and with its ``user_metadata``, newest first; at most ``limit`` of them."""
+        ...
+
 
 class ServiceClient(Protocol):
     """Makes the other clients."""

@@ -48,8 +48,10 @@ class Plan:
     """In the redone train steps; None: their results do not say."""
     processes: int
     kills: int
+    lost_clients: int
+    """Training clients that were lost and made again without a new process."""
     failures: int
-    """Processes that failed in this batch and state."""
+    """How often this batch and state failed, lost training clients included."""
     last_reason: str | None
     """Why the last process that could say so stopped."""
     last_error: str | None
@@ -69,7 +71,8 @@ class Plan:
             lines.append(f"kept: {self.kept_rollouts} of {self.total_rollouts} {self.mode} rollouts{self._turns()}")
         lines.append(f"weights: {self._weights()}")
         lines.append(f"cost: {_about(self.sampled_tokens)} sampled, {_about(self.trained_tokens)} trained again")
-        lines.append(f"so far: {_count(self.processes, 'process', 'es')}, {self.kills} of them killed")
+        lost = f", {_count(self.lost_clients, 'training client')} lost and made again" if self.lost_clients else ""
+        lines.append(f"so far: {_count(self.processes, 'process', 'es')}, {self.kills} of them killed{lost}")
         if self.last_reason is not None:
             lines.append(f"last stop: {self.last_reason}" + (f" ({self.last_error})" if self.last_error else ""))
         if self.failures:
@@ -134,6 +137,7 @@ def make_plan(run: RunState, log_path: Path) -> Plan:
         trained_tokens=_sum_or_none(_train_result(run, batch).get("trained_tokens") for batch in redone),
         processes=run.processes,
         kills=run.kills,
+        lost_clients=run.lost_clients,
         failures=run.failures,
         last_reason=run.last_stop.reason if run.last_stop else None,
         last_error=run.last_stop.error if run.last_stop else None,

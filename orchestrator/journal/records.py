@@ -30,6 +30,10 @@ class Kind(StrEnum):
     """A checkpoint with the optimizer is complete and may be relied on."""
     CHECKPOINT_LOST = "checkpoint_lost"
     """A checkpoint was deleted, has expired or cannot be found, and is not to be relied on any more."""
+    OPTIMIZER_PROBED = "optimizer_probed"
+    """It was tried whether the backend gives an optimizer back with the weights."""
+    CLIENT_LOST = "client_lost"
+    """The training client could not be relied on any more; the process enters the state again and makes a new one."""
     PROCESS_STOPPED = "process_stopped"
     """A process has ended and could say why; a killed one leaves no such record."""
     RUN_FINISHED = "run_finished"
@@ -71,6 +75,8 @@ def _or_null(inner: FieldType) -> FieldType:
 
 _COUNT = FieldType("a whole number of at least 0", lambda value: type(value) is int and value >= 0)
 _SECONDS = FieldType("a number of seconds", lambda value: type(value) in {int, float} and value >= 0)
+_NUMBER = FieldType("a number of at least 0", lambda value: type(value) in {int, float} and value >= 0)
+_BOOLEAN = FieldType("true or false", lambda value: type(value) is bool)
 _TEXT = FieldType("a text", lambda value: isinstance(value, str))
 _OBJECT = FieldType("an object", lambda value: isinstance(value, dict))
 _LIST = FieldType("a list", lambda value: isinstance(value, list))
@@ -116,6 +122,12 @@ FIELDS: Mapping[Kind, Mapping[str, FieldType]] = {
         "expires_at": _or_null(_TEXT),
     },
     Kind.CHECKPOINT_LOST: {"batch": _COUNT, "name": _TEXT, "state_path": _TEXT, "reason": _TEXT},
+    Kind.OPTIMIZER_PROBED: {
+        "passed": _BOOLEAN,
+        "restored_difference": _NUMBER,  # between logprobs: of a client that went on and one restored with optimizer
+        "fresh_difference": _NUMBER,  # of one restored with and one restored without
+    },
+    Kind.CLIENT_LOST: {"batch": _COUNT, "state": _STATE, "reason": _TEXT},
     Kind.PROCESS_STOPPED: {
         "reason": _one_of("interrupted", "failed", "refused", "finished"),
         "batch": _COUNT,

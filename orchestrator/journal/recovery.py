@@ -89,7 +89,7 @@ class RunState:
     entered: bool = False
     """Whether the current process has entered the current state."""
     failures: int = 0
-    """Processes that failed inside the current batch and state; one that did not get as far does not count."""
+    """How often the current batch and state failed: processes that ended inside it, and training clients lost there."""
     finished: bool = False
     extensions: int = 0
     """How often a run that had come to its end was given more batches."""
@@ -99,6 +99,10 @@ class RunState:
     """Whether the newest process has not said that it stopped: it is alive, or was killed."""
     kills: int = 0
     """Processes that a later one found to have ended without a word."""
+    optimizer_restores: bool | None = None
+    """What the newest probe of the backend found; None: none was made."""
+    lost_clients: int = 0
+    """Training clients that were lost and made again without a restart of the process."""
     last_stop: Stop | None = None
     no_progress_batches: int = 0
     """Train steps in a row that were skipped, in the newest process."""
@@ -158,6 +162,12 @@ class RunState:
                 self.checkpoints.append(Checkpoint(**fields))
             case Kind.CHECKPOINT_LOST:
                 self._forget_checkpoint(fields["name"])
+            case Kind.OPTIMIZER_PROBED:
+                self.optimizer_restores = fields["passed"]
+            case Kind.CLIENT_LOST:
+                self.failures += 1
+                self.lost_clients += 1
+                self.entered = False  # what comes next is what a new process would do
             case Kind.PROCESS_STOPPED:
                 self.failures += self.entered and fields["reason"] == "failed"
                 self.running = self.entered = False
@@ -233,6 +243,10 @@ class RunState:
                 return f"batch is {fields['batch']}, expected at most {self.batch + 1}"
             case Kind.CHECKPOINT_LOST if all(live.name != fields["name"] for live in self.checkpoints):
                 return f"no live checkpoint is named {fields['name']}"
+            case Kind.CLIENT_LOST if not self.entered:
+                return f"{self.state} of batch {self.batch} has not been entered by this process"
+            case Kind.CLIENT_LOST:
+                return _mismatch(fields, batch=self.batch, state=self.state)
             case Kind.RUN_FINISHED if self.state is not State.FINISHED:
                 return f"the run is in {self.state} of batch {self.batch}"
             case Kind.RUN_FINISHED:

@@ -61,6 +61,8 @@ _WORDS: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
     Kind.TRANSITION: _transition,
     Kind.CHECKPOINT_SAVED: _checkpoint_saved,
     Kind.CHECKPOINT_LOST: lambda fields: f"checkpoint {fields['name']} dropped: {fields['reason']}",
+    Kind.OPTIMIZER_PROBED: lambda fields: f"optimizer probe {'passed' if fields['passed'] else 'FAILED'}",
+    Kind.CLIENT_LOST: lambda fields: f"training client lost in {fields['state']}, made again: {fields['reason']}",
     Kind.PROCESS_STOPPED: _process_stopped,
     Kind.RUN_FINISHED: lambda fields: f"run finished after {fields['batches']} batches",
 }

@@ -17,6 +17,9 @@ from orchestrator.disk import DISK, Disk
 from orchestrator.journal.durable import write_durably
 from orchestrator.journal.recovery import Checkpoint, RunState
 from orchestrator.names import batch_name
+from orchestrator.training.expiry import expires_too_soon, expires_within_a_batch
+from orchestrator.training.orphans import RUN_ID
+from orchestrator.training.stake import client_at_stake
 
 log = structlog.get_logger(__name__)
 
@@ -25,6 +28,8 @@ SavedT = TypeVar("SavedT", bound=Any)
 FIRST_LOOK_SECONDS = 2.0
 """How long a service may take over a save before it is asked whether the checkpoint is there; then twice as long."""
 
+JOURNAL_SEQ = "journal_seq"
+"""Under this every save carries the seq of the newest record before it, in ``user_metadata``."""
 FILE_NAME = "checkpoints.jsonl"
 
 
@@ -70,15 +75,15 @@ class CheckpointLedger:
         log_path: Path,
         rest_client: RestClient,
         *,
-        user_metadata: dict[str, str],
+        run: RunState,
         disk: Disk = DISK,
     ) -> None:
-        """``user_metadata`` (run id and the like) goes with every save."""
+        """Every save carries the id of ``run`` and the seq of its newest record, so that it can be told whose it is."""
         self._config = config
         self._log_path = log_path
         self._disk = disk
         self._rest_client = rest_client
-        self._user_metadata = user_metadata
+        self._run = run
         self._told_gone: set[str] = set()
 
     def due_kind(self, batch: int, *, num_batches: int) -> str | None:
@@ -91,13 +96,25 @@ class CheckpointLedger:
             return "rolling"
         return None
 
+    def is_renewal_due(self, run: RunState, batch: int) -> bool:
+        """Whether one is needed once ``batch`` batches are trained although none is due: see ``expires_too_soon``."""
+        later = range(batch + 1, run.num_batches + 1)
+        next_due = next((due for due in later if self.due_kind(due, num_batches=run.num_batches)), batch)
+        lifetime_seconds = self._lifetime(self._config.rolling_ttl_seconds)
+        now = datetime.now(UTC)
+        if not expires_too_soon(run, batches_to_next_save=next_due - batch, lifetime_seconds=lifetime_seconds, now=now):
+            return False
+        log.warning("the newest checkpoint expires before the next is due: saved early", batch=batch, next_due=next_due)
+        return True
+
     async def save_sampler(self, client: TrainingClient, *, batch: int, num_batches: int) -> str:
         """Saves the weights that ``batch`` is sampled with, and returns their path."""
         ttl_seconds = None if batch == num_batches else self._lifetime(self._config.ttl_seconds)
         name = batch_name(batch)
-        metadata = self._user_metadata | {"batch": str(batch)}
-        request = client.save_weights_for_sampler_async(name, ttl_seconds, metadata)
-        return await self._saved_path(client, request, section="sampler_weights", name=name)
+        metadata = self._metadata(batch)
+        with client_at_stake(f"saving sampler {name}"):
+            request = client.save_weights_for_sampler_async(name, ttl_seconds, metadata)
+            return await self._saved_path(client, request, section="sampler_weights", name=name)
 
     async def save_state(self, client: TrainingClient, *, batch: int, kind: str, sampler_path: str) -> Checkpoint:
         """Saves weights and optimizer after ``batch`` batches; nothing is journaled yet.
@@ -109,9 +126,10 @@ class CheckpointLedger:
         name = batch_name(batch) if kind in {"initial", "periodic"} else f"{batch_name(batch)}-{kind}"
         lifetimes = {"rolling": self._config.rolling_ttl_seconds, "final": None}
         ttl_seconds = self._lifetime(lifetimes.get(kind, self._config.ttl_seconds))
-        metadata = self._user_metadata | {"batch": str(batch)}
-        request = client.save_state_async(name, ttl_seconds, user_metadata=metadata)
-        state_path = await self._saved_path(client, request, section="weights", name=name)
+        metadata = self._metadata(batch)
+        with client_at_stake(f"saving checkpoint {name}"):
+            request = client.save_state_async(name, ttl_seconds, user_metadata=metadata)
+            state_path = await self._saved_path(client, request, section="weights", name=name)
         expires_at = None if ttl_seconds is None else datetime.now(UTC) + timedelta(seconds=ttl_seconds)
         return Checkpoint(
             batch=batch,
@@ -121,6 +139,10 @@ class CheckpointLedger:
             sampler_path=None if kind == "rolling" else sampler_path,
             expires_at=None if expires_at is None else expires_at.isoformat(),
         )
+
+    def _metadata(self, batch: int) -> dict[str, str]:
+        seq = self._run.num_records - 1
+        return {RUN_ID: self._run.run_id, "batch": str(batch), JOURNAL_SEQ: str(seq)}
 
     def _lifetime(self, ttl_seconds: int | None) -> int | None:
         """Files on the user's own disk do not expire: a run taken up again after a holiday needs them."""
@@ -138,6 +160,18 @@ class CheckpointLedger:
         if checkpoint.state_path not in self._told_gone:
             self._told_gone.add(checkpoint.state_path)
             log.warning("checkpoint is gone, trying an older one", checkpoint=checkpoint.name, batch=checkpoint.batch)
+
+    def is_expiring(self, checkpoint: Checkpoint) -> bool:
+        """Whether what this process resumes from may be gone before it has saved another; a warning says so."""
+        expiring = expires_within_a_batch(self._run, checkpoint, now=datetime.now(UTC))
+        if expiring:
+            log.warning(
+                "the checkpoint that this run resumes from expires soon: it is restored now, and another one "
+                "saved after the next train step",
+                checkpoint=checkpoint.name,
+                expires_at=checkpoint.expires_at,
+            )
+        return expiring
 
     async def drop_superseded_rolling(self, run: RunState, newest: Checkpoint, recorder: CheckpointRecorder) -> None:
         """Deletes the rolling checkpoints older than ``newest``, which must be journaled already."""

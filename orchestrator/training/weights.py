@@ -21,6 +21,7 @@ from orchestrator.journal.recovery import Checkpoint, RunState
 from orchestrator.names import INITIAL_STATE, State
 from orchestrator.training.checkpoints import CheckpointLedger, CheckpointRecorder, candidates
 from orchestrator.training.datums import TrainStepInput, check, load
+from orchestrator.training.stake import client_at_stake
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +52,10 @@ class TrainedWeights:
         self._trained_batches = 0
         return self._client
 
+    def give_up(self) -> None:
+        """The client is not used again: the next state that needs the weights has them restored."""
+        self._client = None
+
     async def at_batch(self, run: RunState, batch: int, *, recorder: CheckpointRecorder) -> TrainingClient:
         """The training client whose weights have been trained on exactly the first ``batch`` batches.
 
@@ -77,8 +82,12 @@ class TrainedWeights:
         """Sends one stored train step to ``client``, which must stand at ``step.batch``; returns its metrics.
 
         A failure on the way leaves weights that no record describes, so the client is given up.
+
+        Raises:
+            ClientLostError: the state can go on with a new client.
         """
         metrics: dict[str, Any] = {}
+        what = f"train step of batch {step.batch}"
         try:
             for order_index, order in enumerate(step.orders):
                 request = train_step(
@@ -90,17 +99,20 @@ class TrainedWeights:
                     loss_fn_config=step.loss_fn_config,
                     metrics=metrics,
                 )
-                logprobs = await self._reply(request, f"train step of batch {step.batch}")
+                with client_at_stake(what):
+                    logprobs = await self._reply(request, what)
                 if order_index == 0:
                     metrics |= compute_kl_sample_train([step.datums[index] for index in order], logprobs)
         except BaseException:  # a cancelled wait leaves as much in doubt as an error; both go on to the caller
-            self._client = None
+            self.give_up()
             raise
         self._trained_batches = step.batch + 1
         return {name: float(value) for name, value in metrics.items()}
 
-    async def require_restorable(self, run: RunState) -> None:
+    async def require_restorable(self, run: RunState) -> Checkpoint | None:
         """Refuses a resume that could not get its weights back, before anything is spent; nothing is journaled.
+
+        Returns the checkpoint that they would come back from; None: from the base model, or nothing is trained yet.
 
         Raises:
             UnrecoverableError, SideFileDamagedError: see ``at_batch``.
@@ -109,7 +121,8 @@ class TrainedWeights:
             return None
         for checkpoint in candidates(run, at_most_batch=run.batch + 1):
             if await self._ledger.is_live(checkpoint):
-                return self._require_datums(run, checkpoint.batch)
+                self._require_datums(run, checkpoint.batch)
+                return checkpoint
         self._require_base(run)
         return None
 

@@ -18,7 +18,9 @@ from orchestrator.backends.surface import RestClient
 from orchestrator.config import TINY
 from orchestrator.errors import BackendError, FaultFoundError
 from orchestrator.journal.log import JOURNAL_NAME, read_journal
-from orchestrator.names import batch_name
+from orchestrator.journal.records import Kind
+from orchestrator.names import State, batch_name
+from orchestrator.training.checkpoints import JOURNAL_SEQ
 from orchestrator.verify.evidence import Evidence
 
 RESUME = "A resume takes an older checkpoint, or saves the sampler again, from the stored datums"
@@ -138,7 +140,24 @@ def _foreign(evidence: Evidence, metadata: Metadata, saved: Needed) -> str | Non
     for name, value in expected.items():
         if found.get(name) != value and name not in evidence.drifted():
             return f"its metadata has {name}={found.get(name)!r}, expected {value!r}"
+    seq = found.get(JOURNAL_SEQ)  # a save of an older version has none
+    if seq is not None and not _may_follow(evidence, str(seq), saved):
+        return f"its metadata has {JOURNAL_SEQ}={seq!r}, expected that of a record which it can have been saved after"
     return None
+
+
+def _may_follow(evidence: Evidence, seq: str, saved: Needed) -> bool:
+    """Whether it can have been saved while the record of that seq was the newest."""
+    if not seq.isdecimal() or int(seq) >= len(evidence.records):
+        return False
+    newest = evidence.records[int(seq)]
+    entered = (record for record in evidence.records[int(seq) :: -1] if record.kind is Kind.STATE_ENTERED)
+    fields = next(entered, newest).fields
+    batch = int(saved.batch)
+    return newest.kind in {Kind.STATE_ENTERED, Kind.CHECKPOINT_LOST} and (fields["batch"], fields["state"]) in {
+        (batch - 1, State.SWAP_SAMPLER),
+        *((batch, state) for state in (State.PUBLISH_MODEL, State.MAYBE_EVALUATE, State.ROLLOUT)),
+    }
 
 
 def _check_base(evidence: Evidence, needed: list[Needed]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from orchestrator.backends.service import LOCAL_DIRECTORY
 from orchestrator.errors import FaultFoundError
 from orchestrator.names import State
+from orchestrator.training.probe import NAME as PROBE_NAME
 from orchestrator.verify.evidence import Evidence
 
 CURE = (
@@ -42,7 +43,7 @@ def check_strays(evidence: Evidence) -> str:
             num_files += 1
             if f"{folder}/{name}" in known:
                 continue
-            if folder.startswith(LOCAL_DIRECTORY) and _may_be_saved(evidence, name):
+            if folder.startswith(LOCAL_DIRECTORY) and (name == PROBE_NAME or _may_be_saved(evidence, name)):
                 continue
             problem = f"belongs to nothing the journal knows of, which is in batch {evidence.run.batch}"
             raise FaultFoundError(evidence.log_path / folder / name, problem=problem, cure=CURE)

@@ -68,6 +68,7 @@ async def test_every_request_of_every_client_is_counted(
     assert len(await sampling.compute_logprobs_async(PROMPT)) == PROMPT.length
     rest: RestClient = service.create_rest_client()
     assert (await rest.get_weights_info_by_tinker_path(state.path)).is_lora
+    assert state.path in {saved.tinker_path for saved in (await rest.list_user_checkpoints()).checkpoints}
     await rest.delete_checkpoint_from_tinker_path_async(state.path)
     assert told(tmp_path) == [
         *answered("create_lora_training_client"),
@@ -88,6 +89,7 @@ async def test_every_request_of_every_client_is_counted(
         ),
         *answered("compute_logprobs", asked_tokens=PROMPT.length),
         *answered("get_weights_info_by_tinker_path"),
+        *answered("list_user_checkpoints"),
         *answered("delete_checkpoint_from_tinker_path"),
     ]
     names = {line.name for line in read_usage(tmp_path) if line is not None}

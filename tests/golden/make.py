@@ -46,7 +46,17 @@ def drifted(folder: Path) -> None:
     assert run_child(fixture_d(folder, "learning_rate=0.002", "allow_drift=learning_rate")) == 0
 
 
-STORIES: dict[str, Callable[[Path], None]] = {story.__name__: story for story in (finished, killed, drifted)}
+def rebuilt(folder: Path) -> None:
+    """A run that lost its training client in TrainStep of batch 1, made it again, and was extended.
+
+    The process that extended it probed the backend.
+    """
+    lost = QuoteAt("request:after:optim_step", 1, "a poisoned client")
+    assert run_child(fixture_d(folder, "max_batches=2", observer=lost)) == 0
+    assert run_child(fixture_d(folder, "probe_optimizer_restore=true")) == 0
+
+
+STORIES: dict[str, Callable[[Path], None]] = {story.__name__: story for story in (finished, killed, drifted, rebuilt)}
 
 
 def folded(run: RunState) -> dict[str, Any]:

@@ -47,6 +47,8 @@ def test_each_golden_journal_tells_its_story(tmp_path: Path) -> None:
     assert (runs["killed"].running, runs["killed"].failures, runs["killed"].batch) == (True, 1, 1)
     assert runs["drifted"].config["learning_rate"] == 0.002
     assert (runs["drifted"].num_batches, runs["drifted"].schedule_batches) == (3, 2)
+    assert (runs["rebuilt"].finished, runs["rebuilt"].processes, runs["rebuilt"].lost_clients) == (True, 2, 1)
+    assert runs["rebuilt"].optimizer_restores
     assert "resumes at TrainStep of batch 1" in "\n".join(make_plan(runs["killed"], tmp_path).lines())
 
 

@@ -25,6 +25,8 @@ SAMPLES: dict[Kind, dict[str, Any]] = {
     Kind.TRANSITION: transition(RUN, attempt=0),
     Kind.CHECKPOINT_SAVED: checkpoint_saved(RUN, "000001", expires_at="2026-12-07T00:00:00+00:00"),
     Kind.CHECKPOINT_LOST: {"batch": 1, "name": "000001", "state_path": "local://weights/000001", "reason": "404"},
+    Kind.OPTIMIZER_PROBED: {"passed": True, "restored_difference": 0.0, "fresh_difference": 0.25},
+    Kind.CLIENT_LOST: {"batch": 1, "state": "TrainStep", "reason": "RequestFailedError at weights.py:97"},
     Kind.PROCESS_STOPPED: process_stopped(RUN, "failed", "ValueError: no"),
     Kind.RUN_FINISHED: {"batches": 3},
 }
@@ -103,7 +105,8 @@ def test_a_missing_an_unknown_and_a_wrong_field_are_refused_on_both_ways(kind: K
         for bad in (fewer, SAMPLES[kind] | {name: 1.5j}, SAMPLES[kind] | {"novel": 1}):
             with pytest.raises(InvalidRecordError, match=f"{kind}: "):
                 encode(Record(17, AT, kind, bad))
-        for bad in (fewer, SAMPLES[kind] | {name: True}, SAMPLES[kind] | {"novel": 1}):
+        wrong = 1 if SAMPLES[kind][name] is True else True
+        for bad in (fewer, SAMPLES[kind] | {name: wrong}, SAMPLES[kind] | {"novel": 1}):
             with pytest.raises(InvalidRecordError, match=f"{kind}: "):
                 decode(signed(head | bad))
 

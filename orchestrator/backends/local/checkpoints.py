@@ -6,10 +6,11 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import orjson
 import safetensors.torch
@@ -158,6 +159,13 @@ class CheckpointStore:
             if found != expected:
                 raise _damaged(path, checkpoint.directory / file, f"sha256 {found}, expected {expected}")
         return checkpoint
+
+    def live(self) -> Iterator[Checkpoint]:
+        """What this store holds and can read the metadata of; the tensors are not looked at."""
+        for kind in get_args(Kind):
+            for directory in (self._root / MODEL_ID / kind).glob("[!.]*/"):
+                with suppress(tinker.NotFoundError):
+                    yield self._find_unverified(f"local://{MODEL_ID}/{kind}/{directory.name}")
 
     def delete(self, path: str) -> None:
         """Deletes a checkpoint of this store, damaged or not.

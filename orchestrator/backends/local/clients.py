@@ -3,12 +3,13 @@
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import tinker
 from tinker import types
 
-from orchestrator.backends.local.checkpoints import MODEL_ID, CheckpointStore
+from orchestrator.backends.local.checkpoints import MODEL_ID, Checkpoint, CheckpointStore
 from orchestrator.backends.local.losses import check_clip, check_examples, check_tokens
 from orchestrator.backends.local.model import Policy
 from orchestrator.backends.local.sampling import Continuation, SampleRow, check_request, compute_logprobs
@@ -175,6 +176,17 @@ class LocalRestClient:
         """Deletes one checkpoint; one that is already gone raises ``tinker.NotFoundError``."""
         await asyncio.to_thread(self._store.delete, tinker_path)
 
+    async def list_user_checkpoints(self, limit: int = 100, offset: int = 0) -> types.CheckpointsListResponse:
+        """The live checkpoints of this store, newest first."""
+        return await asyncio.to_thread(self._listed, limit, offset)
+
+    def _listed(self, limit: int, offset: int) -> types.CheckpointsListResponse:
+        saved = sorted(self._store.live(), key=lambda live: live.metadata.created_at, reverse=True)
+        return types.CheckpointsListResponse(
+            checkpoints=[_described(live) for live in saved[offset : offset + limit]],
+            cursor=types.Cursor(offset=offset, limit=limit, total_count=len(saved)),
+        )
+
     def _info(self, path: str) -> types.WeightsInfoResponse:
         metadata = self._store.find(path).metadata
         adapter = metadata.adapter
@@ -186,3 +198,19 @@ class LocalRestClient:
             train_mlp=adapter.train_mlp,
             train_attn=adapter.train_attn,
         )
+
+
+def _described(live: Checkpoint) -> types.Checkpoint:
+    """A checkpoint as the service lists it."""
+    metadata = live.metadata
+    checkpoint_id = live.path.removeprefix(f"local://{MODEL_ID}/")
+    expires_at = metadata.expires_at
+    return types.Checkpoint(
+        checkpoint_id=checkpoint_id,
+        checkpoint_type="training" if checkpoint_id.startswith("weights/") else "sampler",
+        time=datetime.fromtimestamp(metadata.created_at, UTC),
+        tinker_path=live.path,
+        size_bytes=sum(file.stat().st_size for file in live.directory.iterdir()),
+        user_metadata=dict(metadata.user_metadata),
+        expires_at=None if expires_at is None else datetime.fromtimestamp(expires_at, UTC),
+    )
