@@ -69,6 +69,18 @@ def _check_stored(run: RunState, config: Config, tasks: TaskSets, batches: TaskB
     check_lines(path, LineFile.read_lines(path), keys, [task_sha256(task) for task in played])
 
 
+async def require_reference(config: Config, service: ServiceClient) -> None:
+    """Makes sure that the weights which the KL penalty is measured against are there.
+
+    Raises:
+        ConfigError: the backend has no checkpoint at ``kl_reference_config.load_checkpoint_path``.
+        BackendError: the backend does not say.
+    """
+    if config.kl_penalty_coef > 0:
+        path = config.kl_reference_config.load_checkpoint_path
+        await _require_checkpoint(config, service, "kl_reference_config.load_checkpoint_path", path)
+
+
 async def require_origin(config: Config, service: ServiceClient) -> None:
     """Makes sure that the weights which a new run is to begin with are there.
 
@@ -76,12 +88,15 @@ async def require_origin(config: Config, service: ServiceClient) -> None:
         ConfigError: the backend has no checkpoint at ``load_checkpoint_path``.
         BackendError: the backend does not say.
     """
-    path = config.load_checkpoint_path
+    await _require_checkpoint(config, service, "load_checkpoint_path", config.load_checkpoint_path)
+
+
+async def _require_checkpoint(config: Config, service: ServiceClient, field: str, path: str | None) -> None:
     if path is None:
         return
     request = service.create_rest_client().get_weights_info_by_tinker_path(path)
     try:
-        await reply_within(config.backend_timeout_seconds, request, f"looking for load_checkpoint_path={path}")
+        await reply_within(config.backend_timeout_seconds, request, f"looking for {field}={path}")
     except (tinker.NotFoundError, tinker.BadRequestError) as error:
         where = (
             "the directory of a checkpoint, e.g. runs/other/local/run/weights/000030-final; local:// paths are the "
@@ -89,10 +104,10 @@ async def require_origin(config: Config, service: ServiceClient) -> None:
             if config.backend == "local"
             else "a path that the service still has, e.g. tinker://.../weights/000030-final"
         )
-        raise ConfigError(f"load_checkpoint_path={path}: there is no checkpoint (any more). Give {where}") from error
+        raise ConfigError(f"{field}={path}: there is no checkpoint (any more). Give {where}") from error
     except tinker.APIError as error:
         raise BackendError(
-            f"load_checkpoint_path={path}: the service does not say whether it is there ({type(error).__name__}). "
+            f"{field}={path}: the service does not say whether it is there ({type(error).__name__}). "
             "The same command tries again"
         ) from error
 

@@ -58,6 +58,18 @@ class LocalConfig:
 
 
 @chz.chz
+class KLReferenceConfig:
+    """The policy that ``kl_penalty_coef`` keeps the trained one near to; by default the run's own base model."""
+
+    base_model: str | None = _identity(
+        None, "base model of the KL reference; None: model_name, or what load_checkpoint_path was trained from"
+    )
+    load_checkpoint_path: str | None = _identity(
+        None, "weights of the KL reference, saved for sampling; None: those of its base model"
+    )
+
+
+@chz.chz
 class Config:
     """One run. ``key=value`` on the command line, nested keys with dots."""
 
@@ -70,6 +82,7 @@ class Config:
         "auto", "tinker: the service (TINKER_API_KEY); local: embedded; auto: tinker where a key is set, else local"
     )
     base_url: str | None = _operational(None, "address of a self-hosted Tinker-compatible server; None: the SDK's own")
+    session_name: str | None = _operational(None, "name of the session in the service's console; None: wandb_name")
     model_name: str = _identity("tiny", "base model: the service's name, a model directory, or tiny (embedded)")
     lora_rank: int = _identity(32, "rank of the trained adapter; 0: all parameters (embedded backend only)")
     renderer_name: str = _identity("qwen3_instruct", "tinker-cookbook renderer between messages and tokens")
@@ -136,16 +149,36 @@ class Config:
 
     # Training
     learning_rate: float = _identity(1e-4, "Adam learning rate, at the first batch")
-    final_learning_rate: float | None = _identity(
-        None, "Adam learning rate at the last batch the run was started for, reached linearly; None: constant"
+    lr_schedule: Literal["constant", "linear", "cosine"] | None = _identity(
+        None,
+        "how learning_rate changes over the batches the run was started for: towards final_learning_rate, or 0 where "
+        "none is given; None: linear where one is given, else constant",
     )
-    loss_fn: Literal["importance_sampling", "ppo", "cispo"] = _identity("importance_sampling", "policy-gradient loss")
-    clip_low_threshold: float | None = _identity(None, "lower bound of the probability ratio; None: the loss's own")
-    clip_high_threshold: float | None = _identity(None, "upper bound of the probability ratio; None: the loss's own")
-    num_epochs: int = _identity(1, "passes over a batch's datums, each in a new order")
+    final_learning_rate: float | None = _identity(
+        None, "Adam learning rate at the last batch the run was started for; None: see lr_schedule"
+    )
+    loss_fn: Literal["importance_sampling", "ppo", "cispo", "dro"] = _identity(
+        "importance_sampling", "policy-gradient loss; dro: on the service only"
+    )
+    loss_fn_config: Mapping[str, float] | None = _identity(
+        None, "settings of the loss by name, e.g. loss_fn_config.beta=0.05; None: the loss's own"
+    )
+    clip_low_threshold: float | None = _identity(
+        None, "lower bound of the probability ratio, short for loss_fn_config.clip_low_threshold"
+    )
+    clip_high_threshold: float | None = _identity(
+        None, "upper bound of the probability ratio, short for loss_fn_config.clip_high_threshold"
+    )
+    num_epochs: int = _identity(1, "passes over a batch's datums, each in an order of its own")
     num_substeps: int = _identity(1, "optimizer steps in one pass")
-    kl_penalty_coef: float = _identity(0.0, "weight of the KL penalty against the base model; 0: none")
+    shuffle_datums: bool = _identity(
+        True, "each pass in a new order, by the seed; false: in that of groups and members"
+    )
+    kl_penalty_coef: float = _identity(0.0, "weight of the KL penalty against kl_reference_config; 0: none")
     kl_discount_factor: float = _identity(0.0, "discount of the penalty's future sums; 0: none")
+    compute_post_kl: bool = _operational(
+        False, "measure how far each train step moved the policy; costs the logprobs of every datum"
+    )
 
     # Evaluation and checkpoints
     eval_every: int = _operational(20, "batches between evaluations; 0: never. The final weights always are, unless 0")
@@ -181,11 +214,24 @@ class Config:
     wandb_name: str | None = _operational(None, "name of the run shown there; None: that of the run directory")
     trackio_project: str | None = _operational(None, "Trackio project that gets the metric rows; None: none")
     tensorboard: bool = _operational(False, "write the metric rows to LOG_PATH/tensorboard, too")
+    enable_trace: bool = _operational(
+        False, "write LOG_PATH/trace_events.jsonl: when each state and each request to the service began and ended"
+    )
+    span_chart_every: int = _operational(
+        0, "batches between Gantt charts of a batch, LOG_PATH/iteration_NNNNNN/timing_gantt.html; 0: none"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _operational(
         "info", "least level shown on the console; debug also quotes, there and in log.jsonl, what may hold prompts"
     )
 
     local: LocalConfig = chz.field(default_factory=LocalConfig, doc="options of the embedded backend")
+    kl_reference_config: KLReferenceConfig = chz.field(
+        default_factory=KLReferenceConfig, doc="what the KL penalty is measured against"
+    )
+
+
+NESTED: Mapping[str, type] = {"local": LocalConfig, "kl_reference_config": KLReferenceConfig}
+"""The fields of ``Config`` that have fields themselves."""
 
 
 def field_drifts() -> dict[str, Drift]:
@@ -203,8 +249,8 @@ def flatten(config: Config) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name in field_drifts():
         owner, _, attribute = name.rpartition(".")
-        value = getattr(config.local if owner else config, attribute)
-        values[name] = list(value) if isinstance(value, tuple) else value
+        value = getattr(getattr(config, owner) if owner else config, attribute)
+        values[name] = _json(value)
     return values
 
 
@@ -213,10 +259,16 @@ def config_json(flat: Mapping[str, Any]) -> bytes:
     return json.dumps(flat, indent=2).encode()
 
 
+def _json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: float(number) for name, number in sorted(value.items())}
+    return list(value) if isinstance(value, tuple) else value
+
+
 def _fields() -> dict[str, dict[str, Any]]:
     return {
         prefix + name: field.metadata
-        for prefix, owner in (("", Config), ("local.", LocalConfig))
+        for prefix, owner in (("", Config), *((f"{name}.", nested) for name, nested in NESTED.items()))
         for name, field in chz.chz_fields(owner).items()
         if field.metadata
     }

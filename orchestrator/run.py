@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from orchestrator.admission import admit, require_origin, take_up
+from orchestrator.admission import admit, require_origin, require_reference, take_up
 from orchestrator.backends.counted import CountedService
 from orchestrator.backends.service import Backend
 from orchestrator.backends.usage import UsageLog
@@ -35,6 +35,7 @@ from orchestrator.journal.recovery import RunState
 from orchestrator.machine import StateMachine
 from orchestrator.reporting.logs import PatientConsole, RunLogging, configure_logging
 from orchestrator.reporting.metrics import MetricRows, has_final_row
+from orchestrator.reporting.spans import open_spans
 from orchestrator.reporting.summarize import summarize
 from orchestrator.reporting.summary import summary_panel
 from orchestrator.reporting.trackers.feed import open_trackers
@@ -110,6 +111,7 @@ class _Process:
                 rendering = await self._unless_stopped(load_rendering(self._config, backend))
                 if not journal.records:
                     await self._unless_stopped(require_origin(self._config, backend.service))
+                await self._unless_stopped(require_reference(self._config, backend.service))
                 take_up(journal, self._config, self._tasks, self._batches, drift)
                 logs.bind(run_id=journal.run.run_id)
                 await self._drive_journaled(journal, logs, backend, rendering)
@@ -192,9 +194,10 @@ class _Process:
                 resources.progress.enter(run.state, run.batch)
                 return StateContext(config, log_path, run, resources, recorder, log, self._stop.event)
 
+            spans = stack.enter_context(open_spans(config, log_path, disk=self._seams.disk))
             machine = StateMachine(
                 journal,
-                BODIES,
+                spans.around(BODIES),
                 enter,
                 resources.weights.give_up,
                 stop=self._stop.event,

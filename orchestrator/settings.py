@@ -1,17 +1,18 @@
 """From ``key=value`` words, a recipe and a file to a configuration, or to the error that says which word is wrong."""
 
 import difflib
+import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 import chz
 
-from orchestrator.config import DEFAULT_RECIPE, Config, LocalConfig, field_drifts
+from orchestrator.config import DEFAULT_RECIPE, NESTED, Config, field_drifts
 from orchestrator.errors import ConfigError
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -67,7 +68,7 @@ def recipe_values(recipe: str) -> dict[str, Any]:
 
 def _check_setting(origin: str, key: str, value: Any) -> None:
     """Every field has a default, so one setting can be tried alone, and the error is known to be its own."""
-    if key not in field_drifts():
+    if key not in field_drifts() and not _is_loss_setting(key):
         close = difflib.get_close_matches(key, field_drifts(), n=1)
         advice = f"did you mean {close[0]}?" if close else "`python -m orchestrator run --help` lists them"
         raise ConfigError(f"{origin}: there is no field {key}; {advice}")
@@ -79,15 +80,25 @@ def _check_setting(origin: str, key: str, value: Any) -> None:
 
 
 def _expected(key: str) -> str:
+    if _is_loss_setting(key):
+        return _TYPES[float]
     owner, _, attribute = key.rpartition(".")
-    return _words(get_type_hints(LocalConfig if owner else Config)[attribute])
+    return _words(get_type_hints(NESTED[owner] if owner else Config)[attribute])
+
+
+def _is_loss_setting(key: str) -> bool:
+    """Whether ``key`` is a setting of the loss, whose names are the loss's affair."""
+    owner, _, name = key.partition(".")
+    return owner == "loss_fn_config" and bool(name) and "." not in name
 
 
 def _words(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return f"one of {', '.join(map(str, get_args(hint)))}"
-    if isinstance(hint, UnionType):
+    if get_origin(hint) in (Union, UnionType):  # the first where a Literal is a part
         return " or ".join(_words(part) for part in get_args(hint))
+    if get_origin(hint) is Mapping:
+        return "a number for each name, e.g. loss_fn_config.beta=0.05"
     return "names separated by commas" if get_origin(hint) is tuple else _TYPES[hint]
 
 
@@ -144,6 +155,7 @@ def _check(config: Config) -> None:
             "save_every",
             "rolling_save_every",
             "learning_rate",
+            "final_learning_rate",
             "temperature",
             "eval_temperature",
             "kl_penalty_coef",
@@ -152,6 +164,7 @@ def _check(config: Config) -> None:
             "gateway_port",
             "store_port",
             "ray_num_cpus",
+            "span_chart_every",
         ),
     }
     for least, names in at_least.items():
@@ -168,6 +181,7 @@ def _check(config: Config) -> None:
             "store again after a resume"
         )
     _check_ray(config)
+    _check_training(config)
     address = urlsplit(config.base_url or "")
     if address.username or address.password or address.query:
         raise ConfigError(
@@ -187,6 +201,19 @@ def _check(config: Config) -> None:
     unknown = set(config.allow_drift) - set(field_drifts()) - {"dataset"}
     if unknown:
         raise ConfigError(f"allow_drift={','.join(sorted(unknown))}: no such field; `dataset` allows changed tasks")
+
+
+def _check_training(config: Config) -> None:
+    if config.lr_schedule == "constant" and config.final_learning_rate is not None:
+        raise ConfigError(
+            f"final_learning_rate={config.final_learning_rate}: lr_schedule=constant never reaches it; leave one of "
+            "them out, or give lr_schedule=linear or cosine"
+        )
+    for name, value in (config.loss_fn_config or {}).items():
+        if not math.isfinite(value):
+            raise ConfigError(f"loss_fn_config.{name}={value}: expected a finite number")
+        if name in ("clip_low_threshold", "clip_high_threshold") and getattr(config, name) is not None:
+            raise ConfigError(f"loss_fn_config.{name}={value}: {name} is its short form and is given as well; keep one")
 
 
 def _check_ray(config: Config) -> None:

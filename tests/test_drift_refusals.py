@@ -19,6 +19,8 @@ from orchestrator.testing import KillAt, outcome_of_run, read_ledger
         ("adapter=proxy gateway=llm_proxy", "adapter was 'capture' and is 'proxy'"),
         ("shuffle=false", "shuffle was True and is False"),
         ("local.sample_batch_size=7", "local.sample_batch_size was 32 and is 7"),
+        ("lr_schedule=cosine shuffle_datums=false", "lr_schedule was None and is 'cosine'; shuffle_datums was True"),
+        ("kl_reference_config.base_model=tiny", "kl_reference_config.base_model was None and is 'tiny'"),
         ("max_batches=2", "max_batches was None and is 2"),
         ("train_dataset=troubled:VAL_TASKS", "the dataset fingerprint was train: 6 rows"),
     ],

@@ -24,7 +24,7 @@ class Attempt:
     model: str | None = None
     seq_id: int | None = None
     name: str | None = None
-    """Of a checkpoint: its name in a save, its path in a load."""
+    """Of a checkpoint: its name in a save, its path in a load. Of a session: what it is displayed as."""
     optimizer: bool | None = None
     """Whether a load asks for the optimizer too."""
     status: int = 200

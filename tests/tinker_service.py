@@ -160,8 +160,8 @@ class TinkerService:
     async def telemetry(self, _request: Request, _attempt: Attempt) -> Response:
         return JSONResponse({"status": "accepted"})
 
-    async def create_session(self, _request: Request, attempt: Attempt) -> Response:
-        attempt.applied = True
+    async def create_session(self, request: Request, attempt: Attempt) -> Response:
+        attempt.name, attempt.applied = (await request.json()).get("display_name"), True
         return JSONResponse({"session_id": f"session-{next(self._numbers)}"})
 
     async def create_model(self, request: Request, attempt: Attempt) -> Response:

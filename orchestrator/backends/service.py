@@ -55,7 +55,7 @@ def make_backend(
     from orchestrator.backends.retries import tell_retries
 
     tell_retries()
-    client = tinker.ServiceClient(base_url=config.base_url)
+    client = tinker.ServiceClient(base_url=config.base_url, display_name=config.session_name or config.wandb_name)
     service: ServiceClient = client
     return Backend(
         service, lambda: asyncio.to_thread(get_tokenizer, config.model_name), lambda: connect(config, client)

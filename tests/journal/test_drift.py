@@ -9,7 +9,7 @@ import chz
 import pytest
 from journal.walk import DATASET, advance_to, process_started, process_stopped, run_started, state_entered, transition
 
-from orchestrator.config import Config, Drift, LocalConfig, field_drifts, flatten
+from orchestrator.config import NESTED, Config, Drift, field_drifts, flatten
 from orchestrator.errors import DriftError, TooManyAttemptsError
 from orchestrator.journal.drift import FIRST_WEIGHTS, ORIGIN, check_attempts, check_drift
 from orchestrator.journal.log import Journal
@@ -49,8 +49,9 @@ def other(value: object) -> Any:
 def changed(name: str) -> Config:
     """``CONFIG`` with another value in one field."""
     new = other(flatten(CONFIG)[name])
-    if name.startswith("local."):
-        return chz.replace(CONFIG, local=chz.replace(LocalConfig(), **{name.removeprefix("local."): new}))
+    owner, _, attribute = name.rpartition(".")
+    if owner:
+        return chz.replace(CONFIG, **{owner: chz.replace(NESTED[owner](), **{attribute: new})})
     return chz.replace(CONFIG, **{name: new if name != "allow_drift" else ("seed",)})
 
 
@@ -65,13 +66,23 @@ def test_a_field_that_is_newer_than_the_journal_counts_as_its_default() -> None:
         check_drift(run, chz.replace(same, loss_fn="ppo"), DATASET)
 
 
-@pytest.mark.parametrize("owner", [Config, LocalConfig])
-def test_every_field_has_a_drift_class_or_the_suite_fails(owner: type[Config] | type[LocalConfig]) -> None:
-    fields = chz.chz_fields(owner).items()
+@pytest.mark.parametrize("owner", ["", *NESTED])
+def test_every_field_has_a_drift_class_or_the_suite_fails(owner: str) -> None:
+    fields = chz.chz_fields(NESTED[owner] if owner else Config).items()
     unclassified = {name for name, field in fields if not isinstance((field.metadata or {}).get("drift"), Drift)}
-    assert unclassified == ({"local"} if owner is Config else set()), "say what a resume may do to it"
-    prefix = "" if owner is Config else "local."
-    assert {prefix + name for name, _ in fields} - {"local"} <= field_drifts().keys() == flatten(CONFIG).keys()
+    assert unclassified == (set() if owner else NESTED.keys()), "say what a resume may do to it"
+    names = {f"{owner}.{name}" if owner else name for name, _ in fields}
+    assert names - NESTED.keys() <= field_drifts().keys() == flatten(CONFIG).keys()
+
+
+def test_settings_of_the_loss_are_compared_by_name_and_value(run: RunState) -> None:
+    config = chz.replace(CONFIG, loss_fn_config={"clip_low_threshold": 1})
+    with pytest.raises(DriftError, match=r"loss_fn_config was None and is {'clip_low_threshold': 1\.0}"):
+        check_drift(run, config, DATASET)
+    drift = check_drift(run, chz.replace(config, allow_drift=("loss_fn_config",)), DATASET)
+    add(run, Kind.PROCESS_STOPPED, process_stopped(run, "failed"))
+    add(run, Kind.PROCESS_STARTED, process_started(run, config=flatten(config), drift=drift))
+    assert check_drift(run, config, DATASET) == []
 
 
 def test_every_horizon_field_is_tested_below() -> None:

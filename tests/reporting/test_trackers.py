@@ -90,9 +90,14 @@ def test_nobody_waits_for_a_tracker_that_hangs() -> None:
 
 
 def test_a_missing_package_is_named_with_what_asks_for_it() -> None:
-    for setting in ({"wandb_project": "p"}, {"trackio_project": "p"}, {"tensorboard": True}):
-        (name,) = setting
-        with pytest.raises(ConfigError, match=f"{name}=.*pip install {name.removesuffix('_project')}`"):
+    asked: dict[str, dict[str, Any]] = {
+        "wandb": {"wandb_project": "p"},
+        "trackio": {"trackio_project": "p"},
+        "tensorboard": {"tensorboard": True},
+        "plotly": {"span_chart_every": 5},
+    }
+    for package, setting in asked.items():
+        with pytest.raises(ConfigError, match=f"{next(iter(setting))}=.*pip install {package}`"):
             check_trackers(Config(**setting), find=lambda _package: None)
     check_trackers(Config(), find=lambda _package: None)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from orchestrator.backends.local.status_errors import bad_request
+from orchestrator.backends.requirements import LOCAL_LOSS_SETTINGS
 
 LOSS_INPUTS: Mapping[str, frozenset[str]] = {
     "cross_entropy": frozenset({"weights"}),
@@ -16,7 +17,6 @@ LOSS_INPUTS: Mapping[str, frozenset[str]] = {
     "cispo": frozenset({"logprobs", "advantages"}),
 }
 """What each loss needs beside ``target_tokens``, one number a token."""
-CLIPPED_LOSSES = frozenset({"ppo", "cispo"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def check_clip(loss_fn: str, loss_fn_config: Mapping[str, float] | None) -> Clip
     if loss_fn not in LOSS_INPUTS:
         raise bad_request(f"loss_fn={loss_fn}: the embedded backend has {', '.join(sorted(LOSS_INPUTS))}")
     given = dict(loss_fn_config or {})
-    allowed = {"clip_low_threshold", "clip_high_threshold"} if loss_fn in CLIPPED_LOSSES else set()
+    allowed = LOCAL_LOSS_SETTINGS[loss_fn]
     if set(given) - allowed:
         options = ", ".join(sorted(allowed)) or "none"
         raise bad_request(

@@ -1,4 +1,4 @@
-"""What must be there for the trackers that a configuration asks for; checked before anything is spent."""
+"""What must be there for the trackers and charts that a configuration asks for; checked before anything is spent."""
 
 import importlib.util
 from collections.abc import Callable
@@ -9,7 +9,9 @@ from orchestrator.reporting.trackers.wandb_run import has_credentials, is_offlin
 
 
 def check_trackers(config: Config, *, find: Callable[[str], object] = importlib.util.find_spec) -> None:
-    """Refuses a tracker that could not take a single row; ``find`` gives None for a package that is not installed.
+    """Refuses a tracker that could not take a single row, and charts that could not be drawn.
+
+    ``find`` gives None for a package that is not installed.
 
     Raises:
         ConfigError: its package is not installed, or W&B does not start, or is to be online and has no key.
@@ -18,6 +20,7 @@ def check_trackers(config: Config, *, find: Callable[[str], object] = importlib.
         "wandb": config.wandb_project is not None and f"wandb_project={config.wandb_project}",
         "trackio": config.trackio_project is not None and f"trackio_project={config.trackio_project}",
         "tensorboard": config.tensorboard and "tensorboard=true",
+        "plotly": config.span_chart_every > 0 and f"span_chart_every={config.span_chart_every}",
     }
     for package, setting in asked.items():
         if setting and find(package) is None:
