@@ -110,7 +110,7 @@ class OurRun:
         ]
         config = load_config([*base, f"log_path={self._log_path}", *AS_THE_COOKBOOK, *settings])
         service = RecordedService(self._service)
-        ledger = CheckpointLedger(config, self._log_path, self._service.create_rest_client(), user_metadata={})
+        ledger = CheckpointLedger(config, self._log_path, self._service.create_rest_client(), run=self._run)
         weights = TrainedWeights(config, self._log_path, cast("Any", service), ledger)
         await weights.fresh()
         resources = SimpleNamespace(service=service, weights=weights, ledger=ledger, disk=DISK)
