@@ -29,7 +29,7 @@ from orchestrator.rollouts.rendering import Rendering
 from orchestrator.rollouts.runners.placements import open_runner
 from orchestrator.training.checkpoints import CheckpointLedger
 from orchestrator.training.publish import Publisher
-from orchestrator.training.weights import TrainedWeights
+from orchestrator.training.weights import Origin, TrainedWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,9 @@ async def open_resources(
     batches: TaskBatches,
     logs: RunLogging,
     seams: Seams,
+    origin: Origin | None = None,
 ) -> AsyncIterator[Resources]:
-    """The resources of a run, while the context is entered.
+    """The resources of a run, while the context is entered; ``origin`` gives the first weights of a fork.
 
     Raises:
         UnrecoverableError: no checkpoint is alive and the run cannot be redone; the gateway was not started.
@@ -93,7 +94,7 @@ async def open_resources(
         ledger = CheckpointLedger(
             config, log_path, service.create_rest_client(), user_metadata=metadata, disk=seams.disk
         )
-        weights = TrainedWeights(config, log_path, service, ledger)
+        weights = TrainedWeights(config, log_path, service, ledger, origin=origin)
         await weights.require_restorable(run)
         ledger.write_view(run)
         capture = Capture(run_seed=config.seed, run_id=run.run_id)
