@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,6 +20,7 @@ from orchestrator.journal.durable import LineFile
 from orchestrator.journal.log import Journal
 from orchestrator.journal.records import Kind
 from orchestrator.journal.recovery import RunState
+from orchestrator.lineage.fork import Fork
 from orchestrator.names import State
 from orchestrator.rollouts.dataset import TaskBatches, TaskSets
 from orchestrator.rollouts.outcomes import Mode, RolloutKey, check_lines, rollout_path, task_sha256
@@ -113,9 +115,16 @@ async def _require_checkpoint(config: Config, service: ServiceClient, field: str
 
 
 def take_up(
-    journal: Journal, config: Config, tasks: TaskSets, batches: TaskBatches, drift: Sequence[Mapping[str, Any]]
+    journal: Journal,
+    config: Config,
+    tasks: TaskSets,
+    batches: TaskBatches,
+    drift: Sequence[Mapping[str, Any]],
+    fork: Fork | None = None,
 ) -> None:
     """Journals that this process works on the run, and before that, where there is none yet, that the run exists.
+
+    ``fork`` says what a new run begins with, if not at batch 0; a run that exists already knows.
 
     Raises:
         JournalWriteError: it could not be written.
@@ -123,14 +132,16 @@ def take_up(
     run, flat = journal.run, flatten(config)
     resumed_from = {"batch": run.batch, "state": run.state.value} if journal.records else None
     if not journal.records:
+        lineage = {} if fork is None else {"forked_from": asdict(fork.record(tasks.fingerprint()))}
         journal.append(
             Kind.RUN_STARTED,
             run_id=uuid4().hex,
             config=flat,
             dataset=tasks.fingerprint(),
             num_batches=batches.num_batches,
-            schedule_batches=batches.num_batches,
+            schedule_batches=batches.num_batches if fork is None else fork.schedule_batches,
             versions={package: importlib.metadata.version(package) for package in PACKAGES},
+            **lineage,
         )
     journal.append(
         Kind.PROCESS_STARTED,

@@ -11,6 +11,7 @@ from orchestrator import __version__
 from orchestrator.command import carry_out
 from orchestrator.doctor.findings import DOCTOR_HELP, exit_code
 from orchestrator.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_REFUSED, EXIT_USAGE, ConfigError
+from orchestrator.lineage.commands import add_lineage_commands, settings_together
 from orchestrator.process import importing
 
 EXIT_CODES = "exit codes: 0 finished; 1 failed, resumable; 2 usage or configuration error, nothing started; 3 refused \
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if any("\ud800" <= character <= "\udfff" for character in argument):  # how Python reads bytes that are no text
             print(f"orchestrator: argument {argument!a}: its bytes are no UTF-8; expected text", file=sys.stderr)
             return EXIT_USAGE
-    options = _parser(arguments).parse_args(arguments)
+    options = _parser(arguments).parse_args(settings_together(arguments))
     command: Callable[[argparse.Namespace], int] = options.command
     return carry_out(lambda: command(options))
 
@@ -139,6 +140,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     runner.add_argument("settings", nargs="*", metavar="key=value", help="settings below")
     runner.set_defaults(command=_runner)
 
+    add_lineage_commands(commands, fork=_fork)
     graph = commands.add_parser("graph", help="the machine as a Mermaid diagram")
     graph.set_defaults(command=_graph)
     return parser
@@ -163,6 +165,19 @@ def _run(options: argparse.Namespace) -> int:
         from orchestrator.run import run_to_end
 
     return run_to_end(config)
+
+
+def _fork(options: argparse.Namespace) -> int:
+    # As _run: everything that can be refused is refused before the imports.
+    from orchestrator.lineage.fork import plan_fork
+    from orchestrator.preflight import check_before_start
+
+    fork = plan_fork(options.log_path, options.batch, options.settings)
+    check_before_start(fork.config)
+    print("loading PyTorch, Agent-lightning and LiteLLM (some seconds)", file=sys.stderr)
+    from orchestrator.run import run_to_end
+
+    return run_to_end(fork.config, fork=fork)
 
 
 def _status(options: argparse.Namespace) -> int:

@@ -35,7 +35,7 @@ from orchestrator.training.checkpoints import CheckpointLedger
 from orchestrator.training.orphans import RUN_ID, tell_orphans
 from orchestrator.training.probe import probe_optimizer
 from orchestrator.training.publish import Publisher
-from orchestrator.training.weights import TrainedWeights
+from orchestrator.training.weights import Origin, TrainedWeights
 
 log = structlog.get_logger(__name__)
 
@@ -115,8 +115,9 @@ async def open_resources(
     batches: TaskBatches,
     logs: RunLogging,
     seams: Seams,
+    origin: Origin | None = None,
 ) -> AsyncIterator[Resources]:
-    """The resources of a run, while the context is entered.
+    """The resources of a run, while the context is entered; ``origin`` gives the first weights of a fork.
 
     Raises:
         UnrecoverableError: no checkpoint is alive and the run cannot be redone; the gateway was not started.
@@ -127,7 +128,7 @@ async def open_resources(
         service = backend.service
         rest_client = service.create_rest_client()
         ledger = CheckpointLedger(config, log_path, rest_client, run=run, disk=seams.disk)
-        weights = TrainedWeights(config, log_path, service, ledger)
+        weights = TrainedWeights(config, log_path, service, ledger, origin=origin)
         resumed_from = await weights.require_restorable(run)
         ledger.write_view(run)
         if run.processes > 1:  # the first one has left nothing yet

@@ -189,6 +189,14 @@ class Config:
         86_400, "lifetime of rolling checkpoints on the service; None: for ever"
     )
 
+    # Budgets
+    max_tokens_total: int | None = _operational(
+        None, "prompt, sampled and trained tokens that the whole run may be charged for, wasted ones too; None: any"
+    )
+    max_wall_seconds: float | None = _operational(
+        None, "time that all processes of the run may be at work, together; None: any. A spent budget stops the run"
+    )
+
     # Operation
     gateway: Literal["slim", "llm_proxy"] = _operational(
         "slim", "what agents call; slim: the orchestrator's own server, llm_proxy: Agent-lightning's LiteLLM proxy"
@@ -252,6 +260,16 @@ def flatten(config: Config) -> dict[str, Any]:
         value = getattr(getattr(config, owner) if owner else config, attribute)
         values[name] = _json(value)
     return values
+
+
+def unflatten(flat: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Config:
+    """The configuration that ``flatten`` gave ``flat`` of, with ``changes``.
+
+    A field that ``flat`` lacks, being newer, has its default.
+    """
+    known = {name: flat[name] for name in field_drifts() if name in flat}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
+    return chz.Blueprint(Config).apply(values).apply(dict(changes or {})).make()
 
 
 def config_json(flat: Mapping[str, Any]) -> bytes:

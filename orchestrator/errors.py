@@ -3,6 +3,7 @@
 OrchestratorError                    exit 1: failed, the same command resumes
 ├── StateFailedError                 a state's body failed or ran out of time
 ├── NoProgressError                  too many batches in a row gave nothing to train on
+├── BudgetReachedError               max_tokens_total or max_wall_seconds is spent; more of it resumes the run
 ├── JournalWriteError                journal or side file could not be written; the machine has not moved
 ├── GatewayError                     the gateway could not be started
 ├── BackendError                     the backend refused or lost a request
@@ -53,6 +54,10 @@ class StateFailedError(OrchestratorError):
 
 class NoProgressError(OrchestratorError):
     """``max_no_progress_batches`` batches in a row gave no optimizer step."""
+
+
+class BudgetReachedError(OrchestratorError):
+    """The run has spent its ``max_tokens_total`` or its ``max_wall_seconds``."""
 
 
 class JournalWriteError(OrchestratorError):

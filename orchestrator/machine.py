@@ -53,13 +53,15 @@ class StateMachine:
         state_timeout_seconds: float,
         grace_seconds: float,
         max_attempts: int,
+        may_enter: Callable[[State], None] = lambda _state: None,
     ) -> None:
         """Starts where the fold of ``journal`` stands.
 
         ``bodies`` has one entry for every state but ``Finished``; ``enter`` is told the record of the state just
-        entered and gives its context. Once ``stop`` is set a body has ``grace_seconds`` to finish before it is
-        cancelled. A state whose body loses the training client is entered again after ``give_up_client``, unless with
-        that it has failed ``max_attempts`` times.
+        entered and gives its context. ``may_enter`` is asked before that record, and raises where the run is to end
+        instead. Once ``stop`` is set a body has ``grace_seconds`` to finish before it is cancelled. A state whose body
+        loses the training client is entered again after ``give_up_client``, unless with that it has failed
+        ``max_attempts`` times.
         """
         self._journal = journal
         self._bodies = bodies
@@ -69,6 +71,7 @@ class StateMachine:
         self._state_timeout_seconds = state_timeout_seconds
         self._grace_seconds = grace_seconds
         self._max_attempts = max_attempts
+        self._may_enter = may_enter
         build_table(self, initial=journal.run.state)
 
     async def drive(self) -> None:
@@ -78,13 +81,14 @@ class StateMachine:
             StopRequested: ``stop`` was set; everything journaled so far stands.
             StateFailedError: a body raised or ran past ``state_timeout_seconds``.
             ClientLostError: the training client was lost in the same state once too often.
-            OrchestratorError: a body's own error, or a journal that could not be written.
+            OrchestratorError: a body's own error, what ``may_enter`` raised, or a journal that could not be written.
         """
         run = self._journal.run
         while self.state != State.FINISHED:
             if self._stop.is_set():
                 raise StopRequested
             source = State(self.state)
+            self._may_enter(source)
             entered = self._journal.append(Kind.STATE_ENTERED, batch=run.batch, state=source, attempt=run.entries)
             started = time.monotonic()
             try:

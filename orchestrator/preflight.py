@@ -9,6 +9,8 @@ from orchestrator.config import Config
 from orchestrator.journal.drift import check_attempts, check_drift
 from orchestrator.journal.lock import RunLock
 from orchestrator.journal.log import read_journal
+from orchestrator.reporting.budget import require_budget
+from orchestrator.reporting.spending import read_spending
 from orchestrator.reporting.trackers.requirements import check_trackers
 from orchestrator.rollouts.dataset import load_batches, load_tasks
 from orchestrator.rollouts.runners.requirements import check_placement
@@ -22,6 +24,7 @@ def check_before_start(config: Config, *, environ: Mapping[str, str] = os.enviro
     Raises:
         ConfigError: the backend's key or model, a tracker's package or key or the placement's package or cluster is
             missing, or the task file cannot be read or does not fill a batch.
+        BudgetReachedError: the run may spend nothing more.
         RefusedError: another process has the run, its journal is damaged, or configuration or tasks have drifted.
     """
     check_backend(config, environ)
@@ -35,7 +38,10 @@ def check_before_start(config: Config, *, environ: Mapping[str, str] = os.enviro
     if not log_path.exists():
         return
     with RunLock.acquire(log_path):
-        run = read_journal(log_path).run
+        reading = read_journal(log_path)
+    run = reading.run
     if run.run_id:
         check_drift(run, config, run.dataset if tasks is None else tasks.fingerprint())
         check_attempts(run, config)
+        if not run.finished:  # what is finished has nothing to do, or is extended with the run's own look at its budget
+            require_budget(config, read_spending(log_path, reading.records))

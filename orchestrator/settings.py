@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import chz
 
-from orchestrator.config import DEFAULT_RECIPE, NESTED, Config, field_drifts
+from orchestrator.config import DEFAULT_RECIPE, NESTED, Config, field_drifts, unflatten
 from orchestrator.errors import ConfigError
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -49,6 +49,25 @@ def load_config(arguments: Sequence[str], *, environ: Mapping[str, str] = os.env
     config = blueprint.make()
     if config.backend == "auto":
         config = chz.replace(config, backend="tinker" if environ.get("TINKER_API_KEY") else "local")
+    _check(config)
+    return config
+
+
+def change_config(flat: Mapping[str, Any], arguments: Sequence[str]) -> Config:
+    """The journaled configuration ``flat`` with the changes that ``key=value`` arguments ask for.
+
+    Raises:
+        ConfigError: as ``load_config``.
+    """
+    given = dict(_split(argument) for argument in arguments)
+    changes = {key: chz.blueprint.Castable(value) for key, value in given.items()}
+    for key, value in changes.items():
+        if key in ("recipe", "config"):
+            raise ConfigError(
+                f"command line: {key}={given[key]}: the settings are those of the run; give single fields"
+            )
+        _check_setting("command line", key, value)
+    config = unflatten(flat, changes)
     _check(config)
     return config
 
@@ -147,6 +166,7 @@ def _check(config: Config) -> None:
             "num_epochs",
             "num_substeps",
             "max_attempts",
+            "max_tokens_total",
         ),
         0: (
             "lora_rank",
@@ -172,9 +192,10 @@ def _check(config: Config) -> None:
             value = getattr(config, name)
             if value is not None and not value >= least:
                 raise ConfigError(f"{name}={value}: expected at least {least}")
-    for name in ("rollout_timeout_seconds", "backend_timeout_seconds", "state_timeout_seconds"):
-        if not getattr(config, name) > 0:
-            raise ConfigError(f"{name}={getattr(config, name)}: expected more than 0")
+    for name in ("rollout_timeout_seconds", "backend_timeout_seconds", "state_timeout_seconds", "max_wall_seconds"):
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name}={value}: expected more than 0")
     if config.placement == "external" and not config.store_port:
         raise ConfigError(
             "store_port=0: placement=external needs a port of its own, e.g. store_port=4747, at which runners find the "

@@ -35,6 +35,8 @@ async def body(context: StateContext) -> StateResult:
 
 def _require_progress(context: StateContext) -> None:
     run, config = context.run, context.config
+    if context.batch == run.first_batch:
+        return
     if context.batch == context.num_batches:
         # Nothing is left to save by stopping, but a run whose rollouts all failed must not pass for a success.
         played = [facts.results[State.ROLLOUT] for batch, facts in run.batches.items() if batch < context.batch]
@@ -59,7 +61,7 @@ def _require_progress(context: StateContext) -> None:
 
 
 async def _delete_previous_sampler(context: StateContext, current: str) -> None:
-    if context.batch == 0:
+    if context.batch == context.run.first_batch:
         return
     previous = context.run.batches[context.batch - 1].results[State.PUBLISH_MODEL]["sampler_path"]
     kept = {checkpoint.sampler_path for checkpoint in context.run.checkpoints} | {current}

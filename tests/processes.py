@@ -60,6 +60,8 @@ class Child:
     """Set in the child; its configuration sees no other variable."""
     unanswered: str | None = None
     """A request to the backend that never gets its reply, e.g. ``optim_step``."""
+    forked: tuple[Path, int] | None = None
+    """The fork command instead, with this parent and batch."""
 
     @property
     def log_path(self) -> Path:
@@ -146,6 +148,7 @@ def _child_main(child: Child) -> None:
             disk=child.disk,
             environ=child.environ,
             wrap_service=wrap_service,
+            forked=child.forked,
         )
     )
     print(f"exit {code} after {time.monotonic() - began:.2f} s", file=sys.stderr)

@@ -149,7 +149,9 @@ def test_a_reader_that_went_away_is_no_traceback() -> None:
     assert (ended.returncode, ended.stderr) == (1, b"")
 
 
-@pytest.mark.parametrize("arguments", [[], ["status", "LOG_PATH"], ["journal", "LOG_PATH"], ["run", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["status", "LOG_PATH"], ["journal", "LOG_PATH"], ["run", "--help"], ["fork", "--help"]]
+)
 def test_only_a_run_imports_the_libraries_that_take_seconds(arguments: list[str], killed_child: Child) -> None:
     given = [str(killed_child.log_path) if argument == "LOG_PATH" else argument for argument in arguments]
     program = (

@@ -112,7 +112,7 @@ class OurRun:
         service = RecordedService(self._service)
         ledger = CheckpointLedger(config, self._log_path, self._service.create_rest_client(), run=self._run)
         weights = TrainedWeights(config, self._log_path, cast("Any", service), ledger)
-        await weights.fresh()
+        await weights.fresh(self._run)
         resources = SimpleNamespace(service=service, weights=weights, ledger=ledger, disk=DISK)
         log, recorder, stop = structlog.get_logger(), cast("Recorder", None), cast("Any", None)
         context = StateContext(config, self._log_path, self._run, cast("Any", resources), recorder, log, stop)

@@ -21,7 +21,7 @@ FLOORS = (
     ("orchestrator.journal", "orchestrator.backends"),
     ("orchestrator.rollouts", "orchestrator.reporting", "orchestrator.testing"),
     ("orchestrator.training",),
-    ("orchestrator.context", "orchestrator.verify"),
+    ("orchestrator.context", "orchestrator.verify", "orchestrator.lineage"),
     ("orchestrator.machine", "orchestrator.signals", "orchestrator.repair", "states"),
     ("orchestrator.compose", "orchestrator.preflight", "orchestrator.unbegun"),
     ("orchestrator.admission",),

@@ -14,6 +14,14 @@ from orchestrator.disk import DISK, Disk
 
 LOCAL_DIRECTORY = "local"
 """Where the embedded backend keeps its checkpoints, under the run directory."""
+BASE_DIRECTORY = f"{LOCAL_DIRECTORY}/base"
+"""Where it keeps the built-in model that these belong to."""
+
+
+def saved_at(path: str, log_path: Path) -> str:
+    """By which another run finds what the run in ``log_path`` saved at ``path``: an embedded one's is a directory."""
+    name = path.removeprefix("local://")
+    return path if name == path else str(log_path / LOCAL_DIRECTORY / name)
 
 
 async def _embedded() -> None:
@@ -32,9 +40,16 @@ class Backend:
 
 
 def make_backend(
-    config: Config, log_path: Path, disk: Disk = DISK, *, environ: Mapping[str, str] = os.environ
+    config: Config,
+    log_path: Path,
+    disk: Disk = DISK,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    base: Path | None = None,
 ) -> Backend:
     """The backend that ``config.backend`` names, which is not ``auto``; nothing is sent, loaded or made yet.
+
+    ``base``: where another run directory keeps the embedded backend's built-in model; None: this one does.
 
     Raises:
         ConfigError: the service has no key, or the embedded backend no such model.
@@ -45,7 +60,7 @@ def make_backend(
         from orchestrator.backends.local.service import LocalServiceClient
 
         local = LocalServiceClient(
-            log_path / LOCAL_DIRECTORY, options=config.local, renderer_name=config.renderer_name, disk=disk
+            log_path / LOCAL_DIRECTORY, options=config.local, renderer_name=config.renderer_name, disk=disk, base=base
         )
         return Backend(local, lambda: local.get_tokenizer_async(config.model_name))
     import tinker

@@ -6,7 +6,7 @@ not synced. A kill loses nothing of it; a power cut may lose the counts of the l
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -88,6 +88,8 @@ class UsageLine(NamedTuple):
         return read
 
 
+_AT = slice(len('{"at":"'), len('{"at":"2026-11-30T11:02:03.123456Z'))
+"""Where a line says when: its first field is always as long."""
 _TYPES = (int, int, str, Event, str, int, int, int, str)
 """Of a line's fields."""
 
@@ -98,9 +100,21 @@ class UsageLog:
     A file that cannot be made or written is one warning, and what happens from then on is not counted.
     """
 
-    def __init__(self, log_path: Path, *, process: int, batch: int, state: str) -> None:
-        """Appends to the file of ``log_path``, made (mode 0600) where missing; the run is in ``state`` of ``batch``."""
+    def __init__(
+        self,
+        log_path: Path,
+        *,
+        process: int,
+        batch: int,
+        state: str,
+        heard: Callable[[UsageLine], None] = lambda _line: None,
+    ) -> None:
+        """Appends to the file of ``log_path``, made (mode 0600) where missing; the run is in ``state`` of ``batch``.
+
+        ``heard`` is given every line, written or not, on the thread that counts it.
+        """
         self._path = log_path / USAGE_NAME
+        self._heard = heard
         self._process = process
         self._place = (batch, state)
         self._descriptor: int | None = None
@@ -135,6 +149,7 @@ class UsageLog:
 
     def append(self, line: UsageLine) -> None:
         """Adds one line with one write."""
+        self._heard(line)
         self._write(line.to_json(datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")))
 
     def close(self) -> None:
@@ -191,9 +206,19 @@ def read_usage(log_path: Path) -> Iterator[UsageLine | None]:
     Raises:
         FileNotFoundError: nothing was ever counted there.
     """
+    return (line for _, line in read_timed_usage(log_path))
+
+
+def read_timed_usage(log_path: Path) -> Iterator[tuple[str, UsageLine | None]]:
+    """As ``read_usage``, each line with when it was written, as in the journal; without meaning where it is None.
+
+    Raises:
+        FileNotFoundError: nothing was ever counted there.
+    """
     with (log_path / USAGE_NAME).open("rb") as file:
         for line in file:
+            at = line[_AT].decode("ascii", "replace")
             try:
-                yield UsageLine.from_json(line)
+                yield at, UsageLine.from_json(line)
             except (ValueError, KeyError, TypeError):
-                yield None
+                yield at, None

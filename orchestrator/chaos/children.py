@@ -86,12 +86,13 @@ def run_observed(
     disk: Disk | None = None,
     environ: Mapping[str, str] = os.environ,
     wrap_service: Callable[[Any], Any] = lambda service: service,
+    forked: tuple[Path, int] | None = None,
 ) -> int:
     """The run command in this process, with its appends, requests and durable writes told to ``observer``.
 
     Its run directory is ``folder/run`` and its requests go to ``folder/ledger.jsonl``. ``disk`` (None: an observed
     one) takes the durable writes, and what ``wrap_service`` makes of the backend's service client stands beneath the
-    ledger.
+    ledger. ``forked``: the fork command instead, with this parent and batch.
 
     Raises:
         OrchestratorError: as the run command.
@@ -101,6 +102,7 @@ def run_observed(
         from orchestrator.backends.service import Backend, make_backend
         from orchestrator.compose import Seams
         from orchestrator.config import Config
+        from orchestrator.lineage.fork import plan_fork
         from orchestrator.run import run_to_end
         from orchestrator.settings import load_config
         from orchestrator.testing.ledger import LedgerService
@@ -116,8 +118,10 @@ def run_observed(
         return replace(backend, service=service, load_tokenizer=load_tokenizer)
 
     used_disk = ObservedDisk(folder / RUN, observer) if disk is None else disk
-    config = load_config([*settings, f"log_path={folder / RUN}"], environ=environ)
-    return run_to_end(config, Seams(make_recorded, observer, used_disk))
+    given = [*settings, f"log_path={folder / RUN}"]
+    fork = None if forked is None else plan_fork(*forked, given)
+    config = load_config(given, environ=environ) if fork is None else fork.config
+    return run_to_end(config, Seams(make_recorded, observer, used_disk), fork=fork)
 
 
 def start_process(

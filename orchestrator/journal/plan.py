@@ -25,6 +25,9 @@ class Plan:
     new: bool
     """Whether no state has been entered so far."""
     finished: bool
+    first_batch: int
+    """Where the run began: 0, or the batch it was forked at."""
+    forked: bool
     batch: int
     num_batches: int
     state: State
@@ -65,7 +68,8 @@ class Plan:
         if self.finished:
             return [f"nothing to do: the run has finished, {self.num_batches} batches"]
         if self.new:
-            return ["a new run starts at batch 0"]
+            fork = ", with the weights that its parent has there" if self.forked else ""
+            return [f"a new run starts at batch {self.first_batch}{fork}"]
         lines = [f"resumes at {self.state} of batch {self.batch}, of {self.num_batches} batches"]
         if self.mode is not None:
             lines.append(f"kept: {self.kept_rollouts} of {self.total_rollouts} {self.mode} rollouts{self._turns()}")
@@ -115,14 +119,16 @@ def make_plan(run: RunState, log_path: Path) -> Plan:
     kept = len({(rollout["group"], rollout["member"]) for rollout in stored if rollout["last"]})
     turns = () if mode is None else stored_turns(log_path / "turns" / f"{batch_name(run.batch)}.{mode}.jsonl", stored)
     weights_needed = run.batch < run.num_batches and not (run.state is State.LOG and run.batch == run.num_batches - 1)
-    trained = run.batch + (run.state in {State.SWAP_SAMPLER, State.LOG})
+    trained = run.trained_batches
     usable = [checkpoint for checkpoint in run.checkpoints if checkpoint.batch <= trained] if weights_needed else []
     checkpoint = max(reversed(usable), key=lambda live: live.batch, default=None)  # of equals the newest
-    redone = range(0 if checkpoint is None else checkpoint.batch, trained if weights_needed else 0)
+    redone = range(run.first_batch if checkpoint is None else checkpoint.batch, trained if weights_needed else 0)
     return Plan(
         run_id=run.run_id,
         new=not run.batches and run.entries == 0,
         finished=run.finished,
+        first_batch=run.first_batch,
+        forked=run.forked_from is not None,
         batch=run.batch,
         num_batches=run.num_batches,
         state=run.state,

@@ -54,7 +54,7 @@ class Record:
     """When, as ``2026-11-30T11:02:03.123456Z``."""
     kind: Kind
     fields: Mapping[str, Any]
-    """Exactly those that ``FIELDS`` lists for the kind."""
+    """Those that ``FIELDS`` lists for the kind, all of them, and any of those in ``OPTIONAL``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,23 @@ _TEXT = FieldType("a text", lambda value: isinstance(value, str))
 _OBJECT = FieldType("an object", lambda value: isinstance(value, dict))
 _LIST = FieldType("a list", lambda value: isinstance(value, list))
 _STATE = _one_of(*State)
+
+
+def _is_fork(value: Any) -> bool:
+    if not isinstance(value, dict) or value.keys() != _FORK_FIELDS.keys():
+        return False
+    return all(field_type.accepts(value[name]) for name, field_type in _FORK_FIELDS.items())
+
+
+_FORK_FIELDS = {
+    "log_path": _TEXT,  # of the parent, absolute
+    "run_id": _TEXT,
+    "batch": _COUNT,  # the parent's weights after so many batches are what this run begins with
+    "seq": _COUNT,  # of the parent's last record that decides these weights
+    "sha256": _TEXT,  # of the parent's journal up to and with that record
+    "changed": _LIST,  # [{"field", "old", "new"}]: identity fields and the dataset, against the parent's
+}
+FORKED_FROM = FieldType(f"an object of {', '.join(_FORK_FIELDS)}", _is_fork)
 
 FIELDS: Mapping[Kind, Mapping[str, FieldType]] = {
     Kind.RUN_STARTED: {
@@ -129,13 +146,18 @@ FIELDS: Mapping[Kind, Mapping[str, FieldType]] = {
     },
     Kind.CLIENT_LOST: {"batch": _COUNT, "state": _STATE, "reason": _TEXT},
     Kind.PROCESS_STOPPED: {
-        "reason": _one_of("interrupted", "failed", "refused", "finished"),
+        "reason": _one_of("interrupted", "failed", "refused", "finished", "budget"),
         "batch": _COUNT,
         "state": _STATE,
         "error": _or_null(_TEXT),
     },
     Kind.RUN_FINISHED: {"batches": _COUNT},
 }
+
+OPTIONAL: Mapping[Kind, Mapping[str, FieldType]] = {
+    Kind.RUN_STARTED: {"forked_from": FORKED_FROM},
+}
+"""Fields that a record may lack: an older version did not write them, or there is nothing to say."""
 
 _KINDS = {kind.value: kind for kind in Kind}
 _HEAD = [("v", int), ("seq", int), ("at", str), ("kind", str)]
@@ -208,11 +230,12 @@ def eval_set_sizes(dataset: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _check_fields(kind: Kind, fields: Mapping[str, Any]) -> None:
-    expected = FIELDS[kind]
-    if fields.keys() != expected.keys():
-        missing, unknown = sorted(expected.keys() - fields.keys()), sorted(fields.keys() - expected.keys())
-        raise InvalidRecordError(f"{kind}: missing fields {missing}, unknown fields {unknown}")
-    for name, field_type in expected.items():
+    expected, optional = FIELDS[kind], OPTIONAL.get(kind, {})
+    missing, unknown = expected.keys() - fields.keys(), fields.keys() - expected.keys() - optional.keys()
+    if missing or unknown:
+        raise InvalidRecordError(f"{kind}: missing fields {sorted(missing)}, unknown fields {sorted(unknown)}")
+    present = {name: field_type for name, field_type in optional.items() if name in fields}
+    for name, field_type in {**expected, **present}.items():
         if not field_type.accepts(fields[name]):
             raise InvalidRecordError(f"{kind}: {name} is {fields[name]!r}, expected {field_type.meaning}")
 

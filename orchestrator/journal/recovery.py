@@ -42,6 +42,24 @@ class Checkpoint:
     """ISO date and time; None: never."""
 
 
+@dataclass(frozen=True, slots=True)
+class ForkedFrom:
+    """Where a run that was forked from another one begins."""
+
+    log_path: str
+    """The parent's run directory when the fork was made, absolute."""
+    run_id: str
+    """The parent's."""
+    batch: int
+    """The fork's first: it begins with the parent's weights after so many batches."""
+    seq: int
+    """Of the parent's last record that decides these weights."""
+    sha256: str
+    """Of the parent's journal up to and with that record, which never changes in a run that is still that parent."""
+    changed: list[dict[str, Any]]
+    """``{"field", "old", "new"}`` for each identity field, and the dataset, that differs from the parent's."""
+
+
 @dataclass(slots=True)
 class BatchFacts:
     """What the journal knows of one batch: of each state that was left, its result and how long it took."""
@@ -55,7 +73,7 @@ class Stop:
     """The last words of a process."""
 
     reason: str
-    """interrupted, failed, refused or finished."""
+    """interrupted, failed, refused, finished or budget."""
     error: str | None
 
 
@@ -81,6 +99,8 @@ class RunState:
     """The newest process's horizon."""
     schedule_batches: int = 0
     """The batches the learning-rate schedule was laid out for when the run started."""
+    forked_from: ForkedFrom | None = None
+    """None: the run began at batch 0, with weights of its own."""
 
     batch: int = 0
     state: State = INITIAL_STATE
@@ -114,6 +134,16 @@ class RunState:
     """Of the newest published or swapped-in policy; None before the first."""
     sampler_path: str | None = None
     """The sampler of that policy."""
+
+    @property
+    def first_batch(self) -> int:
+        """The batch that the run began with; those before it are its parent's."""
+        return 0 if self.forked_from is None else self.forked_from.batch
+
+    @property
+    def trained_batches(self) -> int:
+        """After how many batches the newest weights are that the journal knows."""
+        return self.batch + (self.state in {State.SWAP_SAMPLER, State.LOG})
 
     @property
     def least_batches(self) -> int:
@@ -150,6 +180,9 @@ class RunState:
                 self.run_id, self.config, self.dataset = fields["run_id"], fields["config"], fields["dataset"]
                 self.num_batches, self.schedule_batches = fields["num_batches"], fields["schedule_batches"]
                 self.versions = fields["versions"]
+                if "forked_from" in fields:
+                    self.forked_from = ForkedFrom(**fields["forked_from"])
+                    self.batch = self.first_batch
             case Kind.PROCESS_STARTED:
                 self._start_process(fields)
             case Kind.STATE_ENTERED:
@@ -214,7 +247,10 @@ class RunState:
         if record.seq != self.num_records:
             return f"seq is {record.seq}, expected {self.num_records}"
         if kind is Kind.RUN_STARTED:
-            return f"run {self.run_id} has already started" if self.run_id else None
+            if self.run_id:
+                return f"run {self.run_id} has already started"
+            first = fields["forked_from"]["batch"] if "forked_from" in fields else 0
+            return f"it begins at batch {first} of {fields['num_batches']}" if first > fields["num_batches"] else None
         if not self.run_id:
             return "expected run_started first"
         if kind is Kind.PROCESS_STARTED:

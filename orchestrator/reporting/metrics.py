@@ -41,7 +41,7 @@ def metric_row(run: RunState, batch: int) -> dict[str, Any]:
 
 def journaled_rows(run: RunState) -> list[dict[str, Any]]:
     """Every row that the journal says is complete: the logged batches and, once finished, the final evaluation."""
-    return [metric_row(run, batch) for batch in range(run.batch + has_final_row(run))]
+    return [metric_row(run, batch) for batch in range(run.first_batch, run.batch + has_final_row(run))]
 
 
 def view_of(rows: Sequence[Mapping[str, Any]]) -> bytes:

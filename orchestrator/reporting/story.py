@@ -21,8 +21,10 @@ def story_line(record: Record) -> str:
 
 def _run_started(fields: Mapping[str, Any]) -> str:
     config = fields["config"]
+    fork = fields.get("forked_from")
+    start = "started" if fork is None else f"forked from run {fork['run_id'][:8]} at batch {fork['batch']}"
     return (
-        f"run {fields['run_id'][:8]} started: {fields['num_batches']} batches of {config['batch_size']} groups of "
+        f"run {fields['run_id'][:8]} {start}: {fields['num_batches']} batches of {config['batch_size']} groups of "
         f"{config['group_size']}, model {config['model_name']} ({config['backend']})"
     )
 

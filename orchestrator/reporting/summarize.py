@@ -1,20 +1,18 @@
 """Fills the summary of a run from its journal."""
 
 from collections import Counter
-from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 
-from orchestrator.backends.service import LOCAL_DIRECTORY
-from orchestrator.journal.records import Kind, Record
+from orchestrator.backends.service import saved_at
 from orchestrator.journal.recovery import RunState
 from orchestrator.names import State
+from orchestrator.reporting.spending import Spending
 from orchestrator.reporting.summary import RunSummary
 from orchestrator.reporting.work import WorkDone
 
 
-def summarize(records: Sequence[Record], run: RunState, log_path: Path, work: WorkDone | None) -> RunSummary:
-    """What ``records``, and ``run`` folded from them, say of the whole run; ``log_path`` is told as it is given."""
+def summarize(run: RunState, log_path: Path, work: WorkDone | None, spending: Spending) -> RunSummary:
+    """What the journal, folded to ``run``, says of the whole run; ``log_path`` is told as it is given."""
     played = [facts.results[State.ROLLOUT] for facts in run.batches.values() if State.ROLLOUT in facts.results]
     trained = [facts.results[State.TRAIN_STEP] for facts in run.batches.values() if State.TRAIN_STEP in facts.results]
     evaluated = [
@@ -30,7 +28,7 @@ def summarize(records: Sequence[Record], run: RunState, log_path: Path, work: Wo
         finished=run.state is State.FINISHED,
         batches_done=run.batch,
         num_batches=run.num_batches,
-        wall_seconds=_wall_seconds(records),
+        wall_seconds=spending.wall_seconds,
         processes=run.processes,
         rewards=[result["metrics"].get("rollout/reward_mean") for result in trained],
         evaluations=[result["metrics"].get("test/reward_mean") for result in evaluated],
@@ -38,25 +36,7 @@ def summarize(records: Sequence[Record], run: RunState, log_path: Path, work: Wo
         trained_tokens=sum(result["trained_tokens"] for result in trained),
         optim_steps=sum(result["optim_steps"] for result in trained),
         outcomes=outcomes,
-        checkpoints=[_place(checkpoint.state_path, log_path) for checkpoint in run.checkpoints],
+        checkpoints=[saved_at(checkpoint.state_path, log_path) for checkpoint in run.checkpoints],
         work=work,
+        spent={state.value: spent for state, spent in spending.states.items()},
     )
-
-
-def _place(state_path: str, log_path: Path) -> str:
-    """By which another run finds the checkpoint: an embedded backend's is a directory."""
-    name = state_path.removeprefix("local://")
-    return state_path if name == state_path else str(log_path / LOCAL_DIRECTORY / name)
-
-
-def _wall_seconds(records: Sequence[Record]) -> float:
-    """Time from the first to the last record of each process, summed."""
-    total = 0.0
-    started = ended = None
-    for record in records:
-        at = datetime.fromisoformat(record.at)
-        if record.kind is Kind.PROCESS_STARTED:
-            total += (ended - started).total_seconds() if started and ended else 0.0
-            started = at
-        ended = at
-    return total + ((ended - started).total_seconds() if started and ended else 0.0)

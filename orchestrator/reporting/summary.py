@@ -1,7 +1,7 @@
 """The panel at the end of a run: what was reached, what it took, and where to read more."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from rich.panel import Panel
@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.reporting.progress import duration
+from orchestrator.reporting.spending import Spent
 from orchestrator.reporting.work import WorkDone, work_lost
 
 EDGE_BATCHES = 3
@@ -42,6 +43,8 @@ class RunSummary:
     """Where the live checkpoints are, fit for ``load_checkpoint_path``; the newest last."""
     work: WorkDone | None
     """What was made, kept and lost; None: it was not recorded."""
+    spent: Mapping[str, Spent] = field(default_factory=dict)
+    """What the run is charged for, by state."""
 
 
 def summary_panel(summary: RunSummary) -> Panel:
@@ -64,6 +67,8 @@ def summary_panel(summary: RunSummary) -> Panel:
     elif evaluations:
         rows.add_row("evaluation", f"{evaluations[0]:.3f}")
     rows.add_row("tokens", f"{summary.sampled_tokens:,} sampled, {summary.trained_tokens:,} trained on")
+    for number, (state, spent) in enumerate(summary.spent.items()):
+        rows.add_row("" if number else "charged", f"{state}: {spent.words()}")
     rows.add_row("work lost", work_lost(summary.work))
     counted = [f"{count:,} {outcome}" for outcome, count in summary.outcomes.items() if count]
     rows.add_row("rollouts", ", ".join(counted) or "none")

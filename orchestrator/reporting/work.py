@@ -223,7 +223,7 @@ def _kept(log_path: Path, records: Sequence[Record], run: RunState) -> dict[Cell
             elif state is State.SWAP_SAMPLER:
                 cell.saves += not facts.results[State.TRAIN_STEP]["skipped"]
             elif state is State.PUBLISH_MODEL:
-                cell.saves += batch == 0  # the sampler that a run begins with
+                cell.saves += batch == run.first_batch  # the sampler that a run begins with
     mode = {State.ROLLOUT: "train", State.MAYBE_EVALUATE: "eval"}.get(run.state)
     if mode is not None:
         name = f"{batch_name(run.batch)}.{mode}.jsonl"

@@ -64,6 +64,11 @@ def store(log_path: Path, step: TrainStepInput, *, disk: Disk = DISK) -> str:
     return sha256_of(path)
 
 
+def same_datum(one: tinker.Datum, other: tinker.Datum) -> bool:
+    """Whether both are stored as the same bytes; the SDK's own ``==`` also compares where their tensors are kept."""
+    return _datum_to_json(one) == _datum_to_json(other)
+
+
 def check(log_path: Path, batch: int, *, sha256: str | None) -> None:
     """Looks at the stored train step of ``batch`` without decoding it.
 

@@ -81,16 +81,17 @@ class Publisher:
         return await reply_within(self._config.backend_timeout_seconds, request, f"loading sampler {sampler_path}")
 
     async def _save_initial(self, run: RunState, recorder: CheckpointRecorder) -> str:
-        """Makes the weights a new run begins with, and saves them as sampler and as the first checkpoint.
+        """Makes the weights that a new run begins with, and saves them as sampler and as the first checkpoint.
 
         With that checkpoint no later process has to make them again, which a service need not do identically.
         """
+        first = run.first_batch
         if run.checkpoints:
-            client = await self._weights.at_batch(run, 0, recorder=recorder)
-            return await self._ledger.save_sampler(client, batch=0, num_batches=run.num_batches)
-        client = await self._weights.fresh()
-        sampler_path = await self._ledger.save_sampler(client, batch=0, num_batches=run.num_batches)
-        checkpoint = await self._ledger.save_state(client, batch=0, kind="initial", sampler_path=sampler_path)
+            client = await self._weights.at_batch(run, first, recorder=recorder)
+            return await self._ledger.save_sampler(client, batch=first, num_batches=run.num_batches)
+        client = await self._weights.fresh(run)
+        sampler_path = await self._ledger.save_sampler(client, batch=first, num_batches=run.num_batches)
+        checkpoint = await self._ledger.save_state(client, batch=first, kind="initial", sampler_path=sampler_path)
         recorder.checkpoint_saved(checkpoint)
         self._ledger.write_view(run)
         return sampler_path

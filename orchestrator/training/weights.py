@@ -6,7 +6,7 @@ the same parameters, so the weights after it are the ones that the journal speak
 
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import structlog
 import tinker
@@ -28,11 +28,32 @@ log = structlog.get_logger(__name__)
 ResultT = TypeVar("ResultT")
 
 
+class Origin(Protocol):
+    """The run that another one was forked from, whose weights that one begins with."""
+
+    async def require(self) -> None:
+        """Raises UnrecoverableError or SideFileDamagedError where ``restore`` could not work."""
+        ...
+
+    async def restore(self) -> TrainingClient:
+        """A new client with the weights and the optimizer that the fork begins with."""
+        ...
+
+
 class TrainedWeights:
     """Holds at most one training client, and knows how many batches its weights have been trained on."""
 
-    def __init__(self, config: Config, log_path: Path, service: ServiceClient, ledger: CheckpointLedger) -> None:
-        """Nothing is created or loaded before a state asks for it."""
+    def __init__(
+        self,
+        config: Config,
+        log_path: Path,
+        service: ServiceClient,
+        ledger: CheckpointLedger,
+        *,
+        origin: Origin | None = None,
+    ) -> None:
+        """Nothing is created or loaded before a state asks for it. ``origin``: for a run that is a fork."""
+        self._origin = origin
         self._config = config
         self._log_path = log_path
         self._service = service
@@ -40,8 +61,16 @@ class TrainedWeights:
         self._client: TrainingClient | None = None
         self._trained_batches = 0
 
-    async def fresh(self) -> TrainingClient:
-        """The weights that a new run begins with: the base model, or ``load_checkpoint_path`` without its optimizer."""
+    async def fresh(self, run: RunState) -> TrainingClient:
+        """The weights that a new run begins with.
+
+        They are those of the base model, or of ``load_checkpoint_path`` without its optimizer, or, with it, those that
+        the parent of a fork has at the fork's first batch.
+        """
+        if self._origin is not None:
+            self._client = await self._origin.restore()
+            self._trained_batches = run.first_batch
+            return self._client
         if self._config.load_checkpoint_path is None:
             request = self._service.create_lora_training_client_async(
                 self._config.model_name, rank=self._config.lora_rank, seed=self._config.seed
@@ -109,28 +138,32 @@ class TrainedWeights:
         self._trained_batches = step.batch + 1
         return {name: float(value) for name, value in metrics.items()}
 
-    async def require_restorable(self, run: RunState) -> Checkpoint | None:
+    async def require_restorable(self, run: RunState, batch: int | None = None) -> Checkpoint | None:
         """Refuses a resume that could not get its weights back, before anything is spent; nothing is journaled.
+
+        ``batch``: the weights after as many batches; None: those of wherever the run is.
 
         Returns the checkpoint that they would come back from; None: from the base model, or nothing is trained yet.
 
         Raises:
             UnrecoverableError, SideFileDamagedError: see ``at_batch``.
         """
-        if (run.batch, run.state) == (0, INITIAL_STATE):
-            return None
-        for checkpoint in candidates(run, at_most_batch=run.batch + 1):
+        if batch is None:
+            if self._origin is None and (run.batch, run.state) == (0, INITIAL_STATE):
+                return None
+            batch = run.batch + 1
+        for checkpoint in candidates(run, at_most_batch=batch):
             if await self._ledger.is_live(checkpoint):
-                self._require_datums(run, checkpoint.batch)
+                self._require_datums(run, checkpoint.batch, batch)
                 return checkpoint
-        self._require_base(run)
+        await self._require_base(run, batch)
         return None
 
-    def _require_datums(self, run: RunState, first_batch: int) -> None:
-        """Checks what would be redone from ``first_batch`` on against the journal's sha256."""
+    def _require_datums(self, run: RunState, first_batch: int, last_batch: int) -> None:
+        """Checks what would be redone from ``first_batch`` to before ``last_batch`` against the journal's sha256."""
         for batch, facts in run.batches.items():
             step = facts.results.get(State.TRAIN_STEP)
-            if batch >= first_batch and step is not None and not step["skipped"]:
+            if first_batch <= batch < last_batch and step is not None and not step["skipped"]:
                 check(self._log_path, batch, sha256=step["sha256"])
 
     async def _restore(self, run: RunState, batch: int, recorder: CheckpointRecorder) -> None:
@@ -140,9 +173,10 @@ class TrainedWeights:
                 break
             gone.append(checkpoint)
         else:
-            self._require_base(run)
-            log.warning("no checkpoint is alive: redoing every batch from the base model", batches=batch)
-            await self.fresh()
+            await self._require_base(run, batch)
+            if run.checkpoints:
+                log.warning("no checkpoint is alive: redoing every batch from the first weights", batches=batch)
+            await self.fresh(run)
         # Only now: a disk or account that was out of reach for one start must not cost the run its checkpoints.
         for checkpoint in gone:
             recorder.checkpoint_lost(checkpoint, reason="the backend no longer has it")
@@ -163,14 +197,16 @@ class TrainedWeights:
         self._trained_batches = checkpoint.batch
         return True
 
-    def _require_base(self, run: RunState) -> None:
-        if self._config.load_checkpoint_path is not None:
+    async def _require_base(self, run: RunState, batch: int) -> None:
+        if self._origin is not None:
+            await self._origin.require()
+        elif self._config.load_checkpoint_path is not None:
             raise UnrecoverableError(
                 f"{self._log_path}: batch {run.batch}: no checkpoint is alive on the backend, and a run that began "
                 f"from load_checkpoint_path={self._config.load_checkpoint_path} is not redone from it. Start a new run "
                 "in another log_path, or bring one of the checkpoints named in checkpoints.jsonl back within reach"
             )
-        self._require_datums(run, 0)
+        self._require_datums(run, run.first_batch, batch)
 
     async def _reply(self, request: Awaitable[ResultT], what: str) -> ResultT:
         return await reply_within(self._config.backend_timeout_seconds, request, what)

@@ -1,5 +1,6 @@
 """What the records say beyond being a path of the transition table: each must agree with those before it."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from types import NoneType
@@ -60,7 +61,7 @@ def _problems(record: Record, run: RunState, first: Mapping[str, Any]) -> Iterat
         yield f"at is {record.at!r}, expected a time like 2026-11-30T11:02:03.123456Z"
     match record.kind:
         case Kind.RUN_STARTED:
-            yield from _differences(record.fields, {"schedule_batches": record.fields["num_batches"]})
+            yield from _start_problems(record.fields)
         case Kind.PROCESS_STOPPED if record.fields["reason"] == "finished" and not run.finished:
             yield "the process says that the run is finished, and it is not"
         case Kind.PROCESS_STARTED:
@@ -72,6 +73,21 @@ def _problems(record: Record, run: RunState, first: Mapping[str, Any]) -> Iterat
             yield from _differences(record.fields, {"batch": live.batch, "state_path": live.state_path})
         case Kind.TRANSITION:
             yield from _result_problems(State(record.fields["source"]), record.fields["result"], run)
+
+
+def _start_problems(fields: Mapping[str, Any]) -> Iterator[str]:
+    fork = fields.get("forked_from")
+    if fork is None:  # else the schedule is its parent's
+        yield from _differences(fields, {"schedule_batches": fields["num_batches"]})
+        return
+    for name, length in (("run_id", 32), ("sha256", 64)):
+        if not re.fullmatch(rf"[0-9a-f]{{{length}}}", fork[name]):
+            yield f"forked_from.{name} is {fork[name]!r}, expected {length} hexadecimal digits"
+    for change in fork["changed"]:
+        name, new = change["field"], change["new"]
+        found = fields["dataset"] if name == "dataset" else fields["config"].get(name)
+        if found != new or change["old"] == new:
+            yield f"forked_from.changed tells {name}={new!r} (from {change['old']!r}), and the run has {found!r}"
 
 
 def _differences(found: Mapping[str, Any], expected: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -100,11 +116,11 @@ def _process_problems(fields: Mapping[str, Any], run: RunState, first: Mapping[s
 
 def _saved_problems(fields: Mapping[str, Any], run: RunState) -> Iterator[str]:
     kind, batch, name = fields["checkpoint_kind"], fields["batch"], fields["name"]
-    expected_batch = 0 if kind == "initial" else run.batch + 1
+    expected_batch = run.first_batch if kind == "initial" else run.batch + 1
     state = State.PUBLISH_MODEL if kind == "initial" else State.SWAP_SAMPLER
     expected_name = batch_name(batch) if kind in {"initial", "periodic"} else f"{batch_name(batch)}-{kind}"
     yield from _differences(fields, {"batch": expected_batch, "name": expected_name})
-    if (run.batch, run.state, run.entered) != (max(expected_batch - 1, 0), state, True):
+    if (run.state, run.entered) != (state, True) or (kind == "initial" and run.batch != run.first_batch):
         yield f"a checkpoint of kind {kind} is saved in {state}, and the run is in {run.state} of batch {run.batch}"
     if not fields["state_path"].endswith(f"/weights/{name}"):
         yield f"state_path is {fields['state_path']!r}, expected one that ends in /weights/{name}"

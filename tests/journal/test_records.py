@@ -65,6 +65,23 @@ def test_a_record_is_read_back_as_written(kind: Kind) -> None:
     assert decode(line) == decode(line[:-1]) == record(kind)
 
 
+FORK = {"log_path": "/runs/a", "run_id": "a" * 32, "batch": 1, "seq": 9, "sha256": "b" * 64, "changed": []}
+
+
+def test_a_field_that_records_may_lack_is_read_back_where_it_is_and_judged_like_any_other() -> None:
+    """Journals of versions that did not know of forks have no ``forked_from``, and are read for ever."""
+    assert "forked_from" not in decode(encode(record(Kind.RUN_STARTED))).fields
+    forked = record(Kind.RUN_STARTED, forked_from=FORK)
+    assert decode(encode(forked)) == forked
+    for wrong in (None, {}, FORK | {"batch": -1}, FORK | {"more": 1}, {**FORK, "changed": "none"}):
+        with pytest.raises(
+            InvalidRecordError, match=r"run_started: forked_from is .*, expected an object of log_path, "
+        ):
+            encode(record(Kind.RUN_STARTED, forked_from=wrong))
+    with pytest.raises(InvalidRecordError, match="unknown fields"):
+        encode(record(Kind.RUN_FINISHED, forked_from=FORK))
+
+
 @given(result=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), JSON_VALUES))
 def test_any_json_in_a_result_is_read_back(result: dict[str, Any]) -> None:
     assert decode(encode(record(Kind.TRANSITION, result=result))).fields["result"] == result

@@ -189,6 +189,18 @@ def test_a_run_is_not_finished_before_its_end(batch: int, state: State) -> None:
     refuse(run_at(batch, state), Kind.RUN_FINISHED, {"batches": NUM_BATCHES}, f"the run is in {state} of batch {batch}")
 
 
+def test_a_fork_begins_at_its_batch_and_has_none_before() -> None:
+    fork = {"log_path": "/runs/a", "run_id": "a" * 32, "batch": 2, "seq": 9, "sha256": "b" * 64, "changed": []}
+    beyond = run_started(forked_from=fork | {"batch": NUM_BATCHES + 1})
+    refuse(RunState(), Kind.RUN_STARTED, beyond, f"begins at batch {NUM_BATCHES + 1} of {NUM_BATCHES}")
+    run = RunState()
+    add(run, Kind.RUN_STARTED, run_started(forked_from=fork))
+    assert (run.batch, run.state, run.first_batch, run.trained_batches) == (2, INITIAL_STATE, 2, 2)
+    while not run.finished:
+        add(run, *next_record(run))
+    assert sorted(run.batches) == [2, 3]
+
+
 def test_records_are_taken_in_order() -> None:
     run = run_at(0, State.ROLLOUT)
     for seq in (run.num_records - 1, run.num_records + 1):

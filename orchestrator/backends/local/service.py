@@ -34,8 +34,11 @@ class LocalServiceClient:
         renderer_name: str,
         cache: Path | None = None,
         disk: Disk = DISK,
+        base: Path | None = None,
     ) -> None:
         """``storage`` keeps the run's checkpoints and, once made, its built-in model: all that a later process needs.
+
+        ``base``: where the built-in model is kept, if not there.
 
         ``cache`` (default: the user's) spares other runs the making of the same model. ``renderer_name`` is what the
         warm start's transcripts are rendered with. Starts the worker thread.
@@ -43,7 +46,7 @@ class LocalServiceClient:
         self._options = options
         self._renderer_name = renderer_name
         self._cache = cache or default_cache()
-        self._kept_tiny = storage / BASE / TINY
+        self._kept_tiny = (base or storage / BASE) / TINY
         self._store = CheckpointStore(storage, disk=disk)
         self._models: dict[str, LanguageModel] = {}
         rows = options.sample_batch_size
