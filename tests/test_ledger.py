@@ -38,7 +38,7 @@ def orphans(child: Child) -> list[list[str]]:
 
 def test_every_save_says_whose_it_is_and_after_which_record(undisturbed_child: Child, service: TinkerServer) -> None:
     reading = read_journal(undisturbed_child.log_path)
-    saved = [save for save in listed(service) if save["user_metadata"]["orchestrator_run_id"] == reading.run.run_id]
+    saved = [save for save in listed(service) if save["user_metadata"].get("orchestrator_run_id") == reading.run.run_id]
     live = {checkpoint.state_path for checkpoint in reading.run.checkpoints}
     assert live <= {save["tinker_path"] for save in saved}
     for save in saved:
