@@ -128,6 +128,20 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     doctor.add_argument("words", nargs="*", metavar="LOG_PATH | key=value", help="a run directory, and fields of a run")
     doctor.add_argument("--json", action="store_true", help="one JSON object")
     doctor.set_defaults(command=_doctor)
+    report = commands.add_parser(
+        "report",
+        help="one HTML file that tells the run in pictures, or a live page of it",
+        description="Writes one self-contained HTML file: curves, timeline, outcomes, checkpoints, what kills cost, a "
+        "sample of rollouts, configuration and verdict. It asks nothing of any network. The run may be at work.",
+    )
+    report.add_argument("log_path", type=Path)
+    report.add_argument(
+        "--with-prompts", action="store_true", help="show prompts and replies, and not only their numbers"
+    )
+    report.add_argument("--output", type=Path, metavar="FILE", help="default: LOG_PATH/report.html")
+    report.add_argument("--follow", action="store_true", help="serve it on 127.0.0.1, following the run, until Ctrl-C")
+    report.add_argument("--port", type=int, metavar="N", help="with --follow; default: any free one")
+    report.set_defaults(command=_report)
 
     runner = commands.add_parser(
         "runner",
@@ -244,12 +258,32 @@ def _doctor(options: argparse.Namespace) -> int:
 
     config, run = read_wanted(options.words)
     print("loading PyTorch, Agent-lightning and LiteLLM (some seconds)", file=sys.stderr)
-    from orchestrator.doctor.examination import examine
+    with importing():
+        from orchestrator.doctor.examination import examine
 
     findings = examine(config, run, lambda finding: None if options.json else print(finding.line(), flush=True))
     if options.json:
         print(json.dumps({"findings": [finding.to_json() for finding in findings]}))
     return exit_code(findings)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from orchestrator.report.command import follow_run, write_report  # start-up time
+
+    if options.follow:
+        if options.output is not None:
+            raise ConfigError("--follow serves the report and writes no file; leave --output out, or --follow")
+        follow_run(
+            options.log_path,
+            port=options.port or 0,
+            with_prompts=options.with_prompts,
+            tell=lambda address: print(address, flush=True),
+        )
+    elif options.port is not None:
+        raise ConfigError("--port is for --follow; give both or neither")
+    else:
+        print(write_report(options.log_path, output=options.output, with_prompts=options.with_prompts))
+    return EXIT_FINISHED
 
 
 def _runner(options: argparse.Namespace) -> int:

@@ -107,7 +107,7 @@ def test_the_graph_is_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--help"], ["run", "status", "journal", "graph", "exit codes"]),
+        (["--help"], ["run", "status", "journal", "report", "graph", "exit codes"]),
         (["run", "--help"], ["batch_size=32", "local.warm_start=", "exit codes", "recipe=NAME"]),
         (["journal", "--help"], ["--follow", "--batch N"]),
     ],

@@ -22,7 +22,7 @@ FLOORS = (
     ("orchestrator.rollouts", "orchestrator.reporting", "orchestrator.testing"),
     ("orchestrator.training",),
     ("orchestrator.context", "orchestrator.verify", "orchestrator.lineage"),
-    ("orchestrator.machine", "orchestrator.signals", "orchestrator.repair", "states"),
+    ("orchestrator.machine", "orchestrator.signals", "orchestrator.repair", "orchestrator.report", "states"),
     ("orchestrator.compose", "orchestrator.preflight", "orchestrator.unbegun"),
     ("orchestrator.admission",),
     ("orchestrator.run",),
