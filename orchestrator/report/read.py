@@ -20,6 +20,7 @@ from orchestrator.report.samples import choose_rollouts
 from orchestrator.report.texts import Texts, find_texts
 from orchestrator.report.timeline import AT_WORK, KILLED, read_timeline
 from orchestrator.reporting.metrics import journaled_rows
+from orchestrator.reporting.spending import read_spending
 from orchestrator.reporting.story import story_line
 from orchestrator.reporting.summarize import summarize
 from orchestrator.reporting.work import read_work
@@ -75,7 +76,7 @@ def read_report(log_path: Path, *, now: datetime, with_prompts: bool, judge_at_w
     sample = choose_rollouts(run, log_path, texts=texts, why_no_texts=why_no_texts, read=problems.attempt)
     judged = holder is None or judge_at_work
     verdict = problems.attempt("verify", lambda: verify(log_path)) if judged else None
-    summary = summarize(records, run, log_path, work)
+    summary = summarize(run, log_path, work, read_spending(log_path, records))
     doing, tone = _doing(holder, run.finished, timeline.processes[-1] if timeline.processes else None)
     return Report(
         log_path=str(log_path),

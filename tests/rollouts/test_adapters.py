@@ -179,6 +179,17 @@ async def test_a_span_that_never_comes_or_tells_something_else_makes_the_rollout
     assert result.turns == RESULT.turns, "the tokens were sampled and stay accounted for"
 
 
+async def test_a_call_that_was_refused_and_a_reply_that_was_told_twice_spoil_nothing(store: Any) -> None:
+    """A refused call's span has no response. A client that lost a reply asks again, and gets it under another id."""
+    rollout = await store.start_rollout(input="t")
+    refused = call_span(rollout, 3)
+    for name in [name for name in refused.attributes if name.startswith("gen_ai.")]:
+        del refused.attributes[name]
+    for span in (call_span(rollout, 1), call_span(rollout, 2), refused, call_span(rollout, 4)):
+        await store.add_span(span)
+    assert await adapt(store, rollout, patience_seconds=0.02) == RESULT
+
+
 def test_a_tracer_is_refused_where_many_rollouts_share_a_process() -> None:
     settings = ["recipe=none", "agent=letters:agent", "adapter=tracer"]
     with pytest.raises(ConfigError, match=r"adapter=tracer.*add placement=processes"):

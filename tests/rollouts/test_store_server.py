@@ -1,6 +1,7 @@
 """Laws of the store's server: nothing without the key, nothing for the dead, and no reward is lost on the way."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from multiprocessing import connection
 from typing import Any
@@ -20,7 +21,7 @@ from orchestrator.rollouts.runners.queued import MAX_LOST_WORKERS, QueuedRunner
 from orchestrator.rollouts.runners.store_client import StoreClient
 from orchestrator.rollouts.runners.store_server import StoreServer
 
-STORE_KEY, AGENT = "k" * 32, "a:b"
+STORE_KEY, AGENT = "k" * 32, "größe:agent"  # a name that no header can hold as it is
 KEY = RolloutKey(0, "train", 0, 0)
 
 
@@ -111,6 +112,17 @@ async def test_a_worker_that_beats_is_not_lost_however_long_it_plays(served: Ser
     silent_after = asyncio.get_running_loop().time() + 3 * served.claims.lost_seconds
     while asyncio.get_running_loop().time() < silent_after:
         await served.client.update_worker("slow", {"cpu": 1})
+    await served.end(ids)
+    assert (await playing).reward == 1.0
+
+
+async def test_a_run_that_was_frozen_hears_its_workers_before_it_takes_them_for_dead(served: Served) -> None:
+    """As by Ctrl-Z, a paused machine, or an agent that blocks the event loop."""
+    playing = served.play()
+    ids = await served.take("alive")
+    time.sleep(2 * served.claims.lost_seconds)  # noqa: ASYNC251 - it is the freeze
+    await asyncio.sleep(0)
+    await served.client.update_worker("alive", {"cpu": 1})
     await served.end(ids)
     assert (await playing).reward == 1.0
 

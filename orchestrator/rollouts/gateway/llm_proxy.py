@@ -23,8 +23,8 @@ from orchestrator.rollouts.provider import NOT_FOUND, CallError, Provider, made_
 from orchestrator.rollouts.revealing import TokenTelemetry
 
 START_SECONDS = 60.0
-"""A loaded machine may need many; that another process has the port shows at once."""
-CHECK_SECONDS = 2.0
+"""A loaded machine may need many, for starting and for its first answer; that another process has the port shows at
+once."""
 
 
 class ServedByLiteLLM(CustomLLM):  # type: ignore[misc]  # LiteLLM's classes are Any here
@@ -97,8 +97,8 @@ class LLMProxyServer:
             if proxy.is_running():
                 await proxy.stop()
             raise GatewayError(
-                f"the gateway did not come up on {binding.host}:{binding.port}: {error!r}. Set gateway_port to a free "
-                "port, or 0 for any; the same command then resumes."
+                f"the gateway did not come up on {binding.host}:{binding.port}: {error!r}. Where another server holds "
+                "the port, set gateway_port to a free one, or 0 for any; the same command then resumes."
             ) from error
         self._proxy = proxy
         return binding
@@ -115,7 +115,7 @@ class LLMProxyServer:
         Raises:
             RuntimeError: something else answers on the port.
         """
-        async with httpx.AsyncClient(base_url=binding.address, timeout=CHECK_SECONDS, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=binding.address, timeout=START_SECONDS, trust_env=False) as client:
             ours = await client.get("/v1/models", headers={"Authorization": f"Bearer {self._key}"})
             other = await client.get("/v1/models", headers={"Authorization": f"Bearer {self._key}-not"})
         if ours.status_code != httpx.codes.OK or other.status_code < httpx.codes.BAD_REQUEST:

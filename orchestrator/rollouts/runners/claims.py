@@ -141,6 +141,11 @@ class Claims:
         """The worker lives."""
         self._heard_at[worker_id] = time.monotonic()
 
+    def hear_again(self) -> None:
+        """This process was frozen: what its workers had to say meanwhile is still to be read, so each has time anew."""
+        now = time.monotonic()
+        self._heard_at = dict.fromkeys(self._heard_at, now)
+
     def gone(self, worker_id: str, why: str) -> None:
         """The worker is dead or left; what it held is lost."""
         self._heard_at.pop(worker_id, None)

@@ -5,8 +5,10 @@ import contextlib
 import hmac
 import json
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import quote, unquote
 
 import uvicorn
 from fastapi import HTTPException
@@ -41,8 +43,9 @@ UNAUTHORIZED, NOT_FOUND, CONFLICT = 401, 404, 409
 
 
 def played(agent: str, *, traced: bool) -> str:
-    """What a worker plays: the agent, and with which adapter where that is the worker's affair."""
-    return f"{agent} adapter=tracer" if traced else agent
+    """What a worker plays: the agent, and with which adapter where that is the worker's affair; ASCII, for a header."""
+    name = quote(agent, safe=":._")
+    return f"{name} adapter=tracer" if traced else name
 
 
 class StoreServer:
@@ -115,8 +118,12 @@ class StoreServer:
 
     async def _watch(self) -> None:
         """Takes workers that fell silent for dead."""
+        pause_seconds = min(1.0, self._claims.lost_seconds / 4)
         while True:
-            await asyncio.sleep(min(1.0, self._claims.lost_seconds / 4))
+            slept_at = time.monotonic()
+            await asyncio.sleep(pause_seconds)
+            if time.monotonic() - slept_at > 2 * pause_seconds:
+                self._claims.hear_again()
             self._claims.warn_if_nobody_comes(
                 self._advice or f"start one with `python -m orchestrator runner store_address={self.address} agent=...`"
             )
@@ -232,7 +239,8 @@ class _Gate:
             return
         plays = headers.get(AGENT_HEADER.encode(), b"").decode("latin-1")
         if plays != self._plays:
-            await _answer(send, CONFLICT, f"this run plays agent={self._plays}, the worker plays agent={plays}")
+            ours, theirs = unquote(self._plays), unquote(plays)
+            await _answer(send, CONFLICT, f"this run plays agent={ours}, the worker plays agent={theirs}")
             return
         if scope["path"] == DEQUEUE_PATH:
             body = await _body(receive)
