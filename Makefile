@@ -5,7 +5,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test chaos crewai check format clean
+.PHONY: help run test bench chaos crewai check format clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -15,6 +15,9 @@ run: $(VENV)/installed ## install, then start or resume the main job: make run A
 
 test: $(VENV)/installed-dev ## install what tests need, then run them: make test ARGS="tests/journal -k torn"
 	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/installed-dev ## what the machine costs, against others: make bench ARGS="gateway journal --json FILE"
+	PYTHONPATH=tests $(BIN)/python -m benchmarks $(ARGS)
 
 chaos: $(VENV)/installed ## kill a small run at each of its points, then 1,000 times at random: make chaos ARGS="seed=1"
 	$(BIN)/python -m orchestrator chaos every_point=true kills=1000 jobs=2 max_batches=2 batch_size=2 group_size=2 concurrency=1 $(ARGS)

@@ -25,6 +25,18 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """For a block that makes many objects which all live on: looking through them for garbage would find none."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 def end_with_parent() -> None:
     """From now on this process dies when the one that started it does, however that ends."""
     parent = multiprocessing.parent_process()

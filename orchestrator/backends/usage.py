@@ -14,12 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import orjson
-import structlog
 
 USAGE_NAME = "usage.jsonl"
 FILE_MODE = 0o600
-
-log = structlog.get_logger(__name__)
 
 
 class Event(StrEnum):
@@ -178,6 +175,10 @@ class UsageLog:
 
     def _give_up(self, error: OSError) -> None:
         self.close()
+        # Start-up time: who only reads the file, as `status` does, needs none of it.
+        import structlog
+
+        log = structlog.get_logger(__name__)
         log.warning("usage is not counted from here on; the run goes on", file=str(self._path), error=str(error))
 
 

@@ -9,8 +9,9 @@ from typing import Any, Self
 from orchestrator.disk import DISK, Disk
 from orchestrator.errors import ConfigError, JournalDamagedError, RefusedError
 from orchestrator.journal.durable import LineFile, write_durably
-from orchestrator.journal.records import InvalidRecordError, Kind, Record, decode, encode
+from orchestrator.journal.records import InvalidRecordError, Kind, Record, as_read, decode, encode
 from orchestrator.journal.recovery import IllegalStepError, RunState
+from orchestrator.process import no_collection
 
 JOURNAL_NAME = "journal.jsonl"
 
@@ -53,21 +54,22 @@ def read_journal(log_path: Path) -> Reading:
     records: list[Record] = []
     run = RunState()
     offset = 0
-    for line in data[:whole].split(b"\n")[:-1]:
-        try:
-            record = decode(line)
-            run.apply(record)
-        except (InvalidRecordError, IllegalStepError) as error:
-            raise JournalDamagedError(
-                path,
-                line=len(records) + 1,
-                offset=offset,
-                problem=str(error),
-                advice="Nothing was changed. If a newer version wrote it, use that one; else restore the file from a "
-                f"copy, or keep only the records before this one with `truncate -s {offset} {path}`",
-            ) from error
-        records.append(record)
-        offset += len(line) + 1
+    with no_collection():
+        for line in data[:whole].split(b"\n")[:-1]:
+            try:
+                record = decode(line)
+                run.apply(record)
+            except (InvalidRecordError, IllegalStepError) as error:
+                raise JournalDamagedError(
+                    path,
+                    line=len(records) + 1,
+                    offset=offset,
+                    problem=str(error),
+                    advice="Nothing was changed. If a newer version wrote it, use that one; else restore the file from "
+                    f"a copy, or keep only the records before this one with `truncate -s {offset} {path}`",
+                ) from error
+            records.append(record)
+            offset += len(line) + 1
     return Reading(records, Torn(whole, data[whole:]) if data[whole:] else None, run)
 
 
@@ -132,14 +134,14 @@ class Journal:
             InvalidRecordError, IllegalStepError: the record may not be written; nothing has changed.
             JournalWriteError: it was not stored; this journal takes no more records.
         """
-        at = self._clock().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        at = f"{self._clock().replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
         line = encode(Record(self.run.num_records, at, kind, fields))
-        record = decode(line)
+        record = as_read(line)
         self.run.check(record)
         self._observer(f"append:before:{kind}")
         try:
             self._file.append(line[:-1].decode())
-            self.run.apply(record)
+            self.run.take(record)
             self.records.append(record)
         except BaseException as error:
             # Whatever interrupts these lines may leave memory behind the file, and another append would repeat a seq.

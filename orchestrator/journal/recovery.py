@@ -173,6 +173,10 @@ class RunState:
             IllegalStepError: it is no legal step from here; nothing has changed.
         """
         self.check(record)
+        self.take(record)
+
+    def take(self, record: Record) -> None:
+        """Takes in one record that ``check`` has let through."""
         self.num_records += 1
         fields = record.fields
         match record.kind:

@@ -127,6 +127,8 @@ def read_work(log_path: Path, records: Sequence[Record], run: RunState, *, live:
     Raises:
         SideFileDamagedError: a line of the stored rollouts of the state under way is not one.
     """
+    if not (log_path / USAGE_NAME).exists():
+        return None
     # Before the usage file: a process at work may add to both meanwhile, and first to that one.
     kept = _kept(log_path, records, run)
     left = {(batch, state.value) for batch, facts in run.batches.items() for state in facts.results}

@@ -179,6 +179,8 @@ class _Collection:
         self.path = lines.path
         self._batch, self._mode, self._num_total = batch, mode, num_total
         self._lines, self._writer, self._on_progress = lines, writer, on_progress
+        self._waiting: deque[str] = deque()
+        self._failed: BaseException | None = None
         self._stored: list[StoredRollout] = []
         self._finished: set[RolloutKey] = set()
         self._next_attempt: Counter[RolloutKey] = Counter()
@@ -204,9 +206,24 @@ class _Collection:
 
     async def store(self, rollout: StoredRollout) -> None:
         """Returns once the line is durable. One writer thread: appends keep their order, the event loop its pace."""
-        await asyncio.get_running_loop().run_in_executor(self._writer, self._lines.append, rollout.to_json())
+        self._waiting.append(rollout.to_json())
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._append_waiting)
         self._count(rollout)
         self._on_progress(self.progress())
+
+    def _append_waiting(self) -> None:
+        """All that waits, with one sync: rollouts that end together are stored together. In the writer thread."""
+        if self._failed is not None:  # the lines of who asks now were among those that could not be stored, or follow
+            raise self._failed
+        lines = []
+        while self._waiting:
+            lines.append(self._waiting.popleft())
+        try:
+            if lines:
+                self._lines.append(*lines)
+        except BaseException as error:
+            self._failed = error
+            raise
 
     def log_attempt(self, rollout: StoredRollout, *, seconds: float) -> None:
         """At debug, but the first failure as the one warning that shows its kind: the others are likely of the same."""

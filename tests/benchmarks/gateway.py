@@ -1,27 +1,38 @@
-"""How many calls a second each gateway answers, and how long one takes, with the client in a process of its own.
+"""Calls a second, and a call's time alone, of our gateway against Agent-lightning's LLMProxy, in one process.
 
-``PYTHONPATH=. python tests/benchmarks/gateway.py [slim|llm_proxy ...]`` prints a table. The sampling client answers at
-once, so all that is measured is the way there and back: HTTP, key, form, rendering, capture. CPU is the gateway's own
-process's for each call: it stays the same on a machine that is busy with something else.
+The sampling client answers at once and the caller is a process of its own, so what is measured is the way there and
+back: HTTP, key, form, rendering, capture. The caller speaks HTTP over plain sockets: a client library would cost more
+than the gateway.
 """
 
 import asyncio
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
-from statistics import quantiles
-from typing import Any, get_args
+from typing import Any
 
-from orchestrator.process import importing
+from benchmarks.children import forked
+from benchmarks.rows import Row, compared
+from rollouts.characters import END, VOCABULARY, character_tokenizer
+from tinker_cookbook.renderers import get_renderer
 
-SECONDS = 4.0
+from orchestrator.rollouts.capture import Capture
+from orchestrator.rollouts.gateway import Gateway, GatewayKind
+from orchestrator.rollouts.outcomes import RolloutKey
+from orchestrator.rollouts.provider import Policy, Provider
+from orchestrator.rollouts.rendering import Rendering
+from orchestrator.rollouts.requests import SamplingDefaults
+from orchestrator.testing import FakeSamplingClient
+
+ROUNDS, SECONDS = 5, 1.2
 CONCURRENCIES = (1, 16, 64)
-MAX_ATTEMPTS = 4_000
-"""Of five calls each: what a call costs grows with the turns that its attempt has already."""
+KINDS: tuple[GatewayKind, ...] = ("slim", "llm_proxy")
+MAX_ATTEMPTS = 2_000
+"""Of five calls each, as an agent makes them."""
 CLIENT = """
 import asyncio, itertools, json, sys, time
+from statistics import median
 from urllib.parse import urlsplit
 
 async def main(address, key, concurrency, seconds):
@@ -54,69 +65,67 @@ async def main(address, key, concurrency, seconds):
             latencies.append(time.perf_counter() - began)
 
     await asyncio.gather(*map(calls, connections))
-    print(json.dumps({"seconds": time.perf_counter() - start, "latencies": latencies}))
+    print(json.dumps([len(latencies) / (time.perf_counter() - start), median(latencies) * 1000]))
 
 CALLS_OF_AN_ATTEMPT = 5
 asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
 """
-"""Speaks HTTP over plain sockets: a client library would cost more than the gateway that is measured."""
 
 
-async def measure(kind: str) -> None:
-    """Prints a row for each concurrency."""
-    # Imported here for start-up time: a mistyped name is answered at once.
-    with importing():
-        from rollouts.characters import END, VOCABULARY, character_tokenizer
-        from tinker_cookbook.renderers import get_renderer
+def measure(folder: Path) -> list[Row]:
+    """Three rows."""
+    found: dict[tuple[str, int], list[list[float]]] = forked(folder / "output.txt", _rounds)
 
-        from orchestrator.rollouts.capture import Capture
-        from orchestrator.rollouts.gateway import Gateway
-        from orchestrator.rollouts.outcomes import RolloutKey
-        from orchestrator.rollouts.provider import Policy, Provider
-        from orchestrator.rollouts.rendering import Rendering
-        from orchestrator.rollouts.requests import SamplingDefaults
-        from orchestrator.testing import FakeSamplingClient
+    def column(index: int, kind: GatewayKind, concurrency: int) -> list[float]:
+        return [figures[index] for figures in found[kind, concurrency]]
 
+    rates = [
+        compared(
+            f"gateway, {concurrency} at once",
+            "calls/s",
+            column(0, "slim", concurrency),
+            column(0, "llm_proxy", concurrency),
+            "ours/theirs",
+            ratio_at_least=5,
+        )
+        for concurrency in CONCURRENCIES[1:]
+    ]
+    alone = column(1, "slim", 1), column(1, "llm_proxy", 1)
+    return [compared("gateway, p50 of one", "ms", *alone, "ours/theirs", ratio_at_most=0.25), *rates]
+
+
+def _rounds() -> dict[tuple[str, int], list[list[float]]]:
+    return asyncio.run(_measured())
+
+
+async def _measured() -> dict[tuple[str, int], list[list[float]]]:
+    """Calls a second and p50 in ms of each round, by gateway and concurrency; both stand all the time."""
     tokenizer = character_tokenizer()
-    capture = Capture(run_seed=0)
-    provider = Provider(rendering=Rendering(get_renderer("qwen3_instruct", tokenizer), tokenizer), capture=capture)
-    gateway: Any = Gateway(provider=provider, kind=kind)  # type: ignore[arg-type]  # checked by main
-    await gateway.start()
     answer = [VOCABULARY["7"], VOCABULARY[END]]
     client = FakeSamplingClient(lambda _prompt, _params: answer)
-    await gateway.publish(Policy(client, 0, SamplingDefaults(8), SamplingDefaults(8)))
-    for concurrency in CONCURRENCIES:
-        attempts = [str(number) for number in range(MAX_ATTEMPTS)]
-        for number, attempt_id in enumerate(attempts):
-            capture.register("ro", attempt_id, RolloutKey(0, "train", number, 0), 0)
-        command = [sys.executable, "-c", CLIENT, gateway.address, gateway.key, str(concurrency), str(SECONDS)]
-        began = time.process_time()
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
-        cpu_seconds = time.process_time() - began
-        for attempt_id in attempts:
-            capture.collect("ro", attempt_id)
-        found = json.loads(done.stdout)
-        per_cent = quantiles(found["latencies"], n=100)
-        rate = len(found["latencies"]) / found["seconds"]
-        figures = (per_cent[49] * 1e3, per_cent[98] * 1e3, cpu_seconds / len(found["latencies"]) * 1e3)
-        print(
-            f"{kind:<10}{concurrency:>12}{rate:>10.0f}" + "".join(f"{figure:>9.2f}" for figure in figures), flush=True
-        )
-    await gateway.stop()
+    gateways: dict[str, tuple[Capture, Gateway]] = {}
+    for kind in KINDS:
+        capture = Capture(run_seed=0)
+        rendering = Rendering(get_renderer("qwen3_instruct", tokenizer), tokenizer)
+        gateways[kind] = capture, Gateway(provider=Provider(rendering=rendering, capture=capture), kind=kind)
+        await gateways[kind][1].start()
+        await gateways[kind][1].publish(Policy(client, 0, SamplingDefaults(8), SamplingDefaults(8)))
+    found: dict[tuple[str, int], list[list[float]]] = {}
+    for _ in range(ROUNDS):
+        for concurrency in CONCURRENCIES:
+            for name, gateway in gateways.items():
+                found.setdefault((name, concurrency), []).append(await _called(*gateway, concurrency))
+                client.calls.clear()
+    return found
 
 
-def main() -> None:
-    """Measures the gateways that the command line names, or both."""
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from orchestrator.rollouts.gateway import GatewayKind
-
-    kinds = sys.argv[1:] or get_args(GatewayKind)
-    if set(kinds) - set(get_args(GatewayKind)):
-        sys.exit(f"{' '.join(kinds)}: expected {' or '.join(get_args(GatewayKind))}")
-    print(f"{'gateway':<10}{'concurrency':>12}{'calls/s':>10}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms':>9}")
-    for kind in kinds:
-        asyncio.run(measure(kind))
-
-
-if __name__ == "__main__":
-    main()
+async def _called(capture: Capture, gateway: Any, concurrency: int) -> list[float]:
+    attempts = [str(number) for number in range(MAX_ATTEMPTS)]
+    for number, attempt_id in enumerate(attempts):
+        capture.register("ro", attempt_id, RolloutKey(0, "train", number, 0), 0)
+    command = [sys.executable, "-c", CLIENT, gateway.address, gateway.key, str(concurrency), str(SECONDS)]
+    done = await asyncio.to_thread(subprocess.run, command, stdout=subprocess.PIPE, text=True, check=True)
+    for attempt_id in attempts:
+        capture.collect("ro", attempt_id)
+    figures: list[float] = json.loads(done.stdout)
+    return figures

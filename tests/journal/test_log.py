@@ -263,7 +263,7 @@ def interrupt_after(function: Callable[..., None]) -> Callable[..., None]:
     return interrupted
 
 
-@pytest.mark.parametrize(("owner", "name"), [(os, "fsync"), (LineFile, "append"), (RunState, "apply")])
+@pytest.mark.parametrize(("owner", "name"), [(os, "fsync"), (LineFile, "append"), (RunState, "take")])
 def test_an_append_interrupted_after_its_write_is_the_last(
     log_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, name: str
 ) -> None:

@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ class LanguageModel:
         return chosen
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Policy:
     """A base model under one set of weights."""
 
@@ -135,11 +136,27 @@ class Policy:
 
         Differentiable in ``weights``, which are cast to the base model's number format on the way.
         """
-        cast = self.model.dtype if self.spec.rank == 0 else torch.float32
-        weights = {name: weight.to(cast) for name, weight in self.weights.items()}
-        output = torch.func.functional_call(self.model.module(self.spec), weights, (tokens,), options)
+        output = torch.func.functional_call(self.model.module(self.spec), self._cast_weights(), (tokens,), options)
         logits: Tensor = output.logits
         return logits
+
+    @cached_property
+    def bound(self) -> nn.Module:
+        """The module with these weights for its parameters, for a policy that is never written to again.
+
+        It computes what ``logits`` does, bit for bit, without putting the weights in place at each call, which takes as
+        long as a small model's decode step. What it does not train it shares with the base model.
+        """
+        module, weights = self.model.module(self.spec), self._cast_weights()
+        kept = {id(kept): kept for kept in (*module.parameters(), *module.buffers(), module.config)}
+        for name, parameter in module.named_parameters():
+            if name in weights:
+                kept[id(parameter)] = nn.Parameter(weights[name].detach(), requires_grad=False)
+        return copy.deepcopy(module, kept)
+
+    def _cast_weights(self) -> dict[str, Tensor]:
+        cast = self.model.dtype if self.spec.rank == 0 else torch.float32
+        return {name: weight.to(cast) for name, weight in self.weights.items()}
 
     def new_cache(self) -> DynamicCache:
         """An empty key-value cache for incremental calls of ``logits``."""

@@ -157,7 +157,7 @@ class _Reader:
 
     def __init__(self, policy: Policy, mask: Tensor) -> None:
         """``mask`` ``[rows, positions]`` is 0 where a row has padding, for all positions there will be."""
-        self._policy = policy
+        self._module = policy.bound
         self._cache = policy.new_cache()
         self._mask = mask
         self._positions = mask.cumsum(dim=1).sub_(1).clamp_(min=0)
@@ -166,7 +166,7 @@ class _Reader:
     def read(self, tokens: Tensor) -> Tensor:
         """Logits ``[rows, vocabulary]`` of what follows, after adding ``tokens`` ``[rows, positions]``."""
         start, self._read = self._read, self._read + tokens.shape[1]
-        logits = self._policy.logits(
+        output = self._module(
             tokens,
             attention_mask=self._mask[:, : self._read],
             position_ids=self._positions[:, start : self._read],
@@ -174,6 +174,7 @@ class _Reader:
             use_cache=True,
             logits_to_keep=1,
         )
+        logits: Tensor = output.logits
         return logits[:, -1].float()
 
 
