@@ -24,7 +24,7 @@ from backends.model_directories import make_llama
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from tinker import types
 from tinker_attempts import Attempt, FrontDesk
 from tinker_protocol import PROTOBUF, forward_backward_bytes, read_forward_backward, sample_bytes
@@ -55,9 +55,10 @@ class TrainedModel:
 class TinkerService:
     """The state behind the routes."""
 
-    def __init__(self, folder: Path, key: str) -> None:
+    def __init__(self, folder: Path, model: Path, key: str) -> None:
         self._desk = FrontDesk(key, self._applied)
         self._storage = folder / "storage"
+        self._model = model
         self._local = LocalServiceClient(self._storage, options=LocalConfig(), renderer_name="role_colon")
         self._numbers = itertools.count()
         self._models: dict[str, TrainedModel] = {}
@@ -91,6 +92,7 @@ class TinkerService:
         return [
             *self._desk.routes(),
             *posts,
+            Route("/api/v1/get_server_capabilities", self._desk.endpoint("get_server_capabilities", self.capabilities)),
             Route("/api/v1/samplers/{session}", self._desk.endpoint("get_sampler", self.get_sampler)),
             Route(
                 "/api/v1/training_runs/{owner}/checkpoints/{section}/{name}",
@@ -276,6 +278,10 @@ class TinkerService:
         info = await self._local.create_rest_client().get_weights_info_by_tinker_path(_local_path(attempt.name))
         return JSONResponse(info.model_dump(mode="json"))
 
+    async def capabilities(self, _request: Request, _attempt: Attempt) -> Response:
+        model = {"model_name": str(self._model), "trainable": True, "sampleable": True}
+        return JSONResponse({"supported_models": [model]})
+
     async def delete_checkpoint(self, request: Request, attempt: Attempt) -> Response:
         attempt.name = "tinker://{owner}/{section}/{name}".format(**request.path_params)
         await self._delete(attempt.name)
@@ -318,14 +324,18 @@ def _local_path(path: str) -> str:
     return f"local://run/{section}/{owner.replace(':', '.')}--{name}"
 
 
-def serve(folder: Path, test: Connection, *, key: str) -> None:
-    """Serves on a free loopback port, which ``test`` is told once requests are taken, for as long as ``test`` lives."""
+def serve(folder: Path, test: Connection, *, key: str, older: type[TinkerService]) -> None:
+    """Serves on a free loopback port, which ``test`` is told once requests are taken, for as long as ``test`` lives.
+
+    ``older`` is served below /older.
+    """
     output = os.open(folder / "server.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    make_llama(folder / "model")
+    model = make_llama(folder / "model")
     listener = socket.create_server(("127.0.0.1", 0))
-    app = Starlette(routes=TinkerService(folder, key).routes())
+    services = {"": TinkerService(folder, model, key), "/older": older(folder / "older", model, key)}
+    app = Starlette(routes=[Mount(path, routes=service.routes()) for path, service in reversed(services.items())])
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     test.send(listener.getsockname()[1])
     threading.Thread(target=_end_with, args=(test,), daemon=True).start()
