@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +40,11 @@ class TinkerServer:
     url: str
     model: Path
     """The base model that it serves, a Hugging Face directory."""
+
+    @property
+    def older(self) -> "TinkerServer":
+        """The same model behind a service with requests and checkpoints of its own, see ``tinker_older``."""
+        return replace(self, url=f"{self.url}/older")
 
     def plan(self, *faults: Fault) -> None:
         """Replaces what is to go wrong from now on; the first fault that applies to a request wins."""
@@ -88,6 +93,7 @@ def tinker_server(folder: Path) -> Iterator[TinkerServer]:
 
 def _serve(folder: Path, test: Connection) -> None:
     # Imported in the fork server already; the tests themselves need none of it.
+    from tinker_older import OlderService
     from tinker_service import serve
 
-    serve(folder, test, key=KEY)
+    serve(folder, test, key=KEY, older=OlderService)

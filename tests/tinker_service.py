@@ -24,7 +24,7 @@ from backends.model_directories import make_llama
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from tinker import types
 from tinker_attempts import Attempt, FrontDesk
 from tinker_protocol import PROTOBUF, forward_backward_bytes, read_forward_backward, sample_bytes
@@ -68,9 +68,10 @@ class TrainedModel:
 class TinkerService:
     """The state behind the routes."""
 
-    def __init__(self, folder: Path, key: str) -> None:
+    def __init__(self, folder: Path, model: Path, key: str) -> None:
         self._desk = FrontDesk(key, self._applied)
         self._storage = folder / "storage"
+        self._model = model
         self._local = LocalServiceClient(self._storage, options=LocalConfig(), renderer_name="role_colon")
         self._numbers = itertools.count()
         self._models: dict[str, TrainedModel] = {}
@@ -311,7 +312,8 @@ class TinkerService:
         return JSONResponse(found)
 
     async def capabilities(self, _request: Request, _attempt: Attempt) -> Response:
-        return JSONResponse({"supported_models": [{"model_name": str(self._storage.parent / "model")}]})
+        model = {"model_name": str(self._model), "trainable": True, "sampleable": True}
+        return JSONResponse({"supported_models": [model]})
 
     async def delete_checkpoint(self, request: Request, attempt: Attempt) -> Response:
         attempt.name = "tinker://{owner}/{section}/{name}".format(**request.path_params)
@@ -360,14 +362,18 @@ def _service_path(section: str, directory_name: str) -> str:
     return f"tinker://{owner.replace('.', ':')}/{section}/{name}"
 
 
-def serve(folder: Path, test: Connection, *, key: str) -> None:
-    """Serves on a free loopback port, which ``test`` is told once requests are taken, for as long as ``test`` lives."""
+def serve(folder: Path, test: Connection, *, key: str, older: type[TinkerService]) -> None:
+    """Serves on a free loopback port, which ``test`` is told once requests are taken, for as long as ``test`` lives.
+
+    ``older`` is served below /older.
+    """
     output = os.open(folder / "server.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    make_llama(folder / "model")
+    model = make_llama(folder / "model")
     listener = socket.create_server(("127.0.0.1", 0))
-    app = Starlette(routes=TinkerService(folder, key).routes())
+    services = {"": TinkerService(folder, model, key), "/older": older(folder / "older", model, key)}
+    app = Starlette(routes=[Mount(path, routes=service.routes()) for path, service in reversed(services.items())])
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     test.send(listener.getsockname()[1])
     threading.Thread(target=_end_with, args=(test,), daemon=True).start()

@@ -66,12 +66,12 @@ def make_backend(
     import tinker
     from tinker_cookbook.tokenizer_utils import get_tokenizer
 
+    from orchestrator.backends.compat import bridged
     from orchestrator.backends.hosted import connect
     from orchestrator.backends.retries import tell_retries
 
     tell_retries()
     client = tinker.ServiceClient(base_url=config.base_url, display_name=config.session_name or config.wandb_name)
-    service: ServiceClient = client
     return Backend(
-        service, lambda: asyncio.to_thread(get_tokenizer, config.model_name), lambda: connect(config, client)
+        bridged(client), lambda: asyncio.to_thread(get_tokenizer, config.model_name), lambda: connect(config, client)
     )

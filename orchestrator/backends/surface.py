@@ -61,7 +61,10 @@ class TrainingClient(Protocol):
     async def save_weights_for_sampler_async(
         self, name: str, ttl_seconds: int | None = None, user_metadata: dict[str, str] | None = None
     ) -> Future[types.SaveWeightsForSamplerResponse]:
-        """Saves weights that sampling clients can load."""
+        """Saves weights that sampling clients can load.
+
+        The SDK orders it when its own thread gets to it, not here: wait for the result before asking for more.
+        """
         ...
 
     def get_tokenizer(self) -> Any:

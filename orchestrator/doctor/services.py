@@ -8,6 +8,7 @@ from typing import Any
 import tinker
 from tinker import types
 
+from orchestrator.backends.compat import describe
 from orchestrator.backends.deadline import reply_within
 from orchestrator.backends.service import Backend, make_backend
 from orchestrator.compose import load_rendering
@@ -17,7 +18,7 @@ from orchestrator.errors import BackendError, ConfigError, OrchestratorError
 from orchestrator.telling import told
 from orchestrator.training.probe import probe_optimizer
 
-NOTES: tuple[Callable[[types.GetServerCapabilitiesResponse], Sequence[str]], ...] = ()
+NOTES: tuple[Callable[[types.GetServerCapabilitiesResponse], Sequence[str]], ...] = (describe,)
 """What is known of servers by what they say of themselves: each line becomes a warning. Entries are added here."""
 
 

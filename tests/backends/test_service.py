@@ -15,7 +15,7 @@ LOCAL = Config(backend="local")
 def test_each_backend_is_made_without_asking_anything_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(make_backend(LOCAL, tmp_path).service, LocalServiceClient)
     made: list[str | None] = []
-    monkeypatch.setattr(tinker, "ServiceClient", lambda base_url: made.append(base_url))
+    monkeypatch.setattr(tinker, "ServiceClient", lambda base_url, display_name: made.append(base_url))
     config = Config(backend="tinker", base_url="http://127.0.0.1:1")
     make_backend(config, tmp_path, environ={"TINKER_API_KEY": "tml-a-key-that-is-never-sent"})
     assert made == ["http://127.0.0.1:1"]
