@@ -147,23 +147,23 @@ class _BridgedService:
     async def create_training_client_from_state_async(
         self, path: str, base_model: str | None = None, user_metadata: dict[str, str] | None = None
     ) -> TrainingClient:
+        create = self._client.create_training_client_from_state_async
         try:
-            client = await self._client.create_training_client_from_state_async(path, base_model, user_metadata)
+            return _BridgedTrainingClient(await create(path, base_model, user_metadata))
         except tinker.UnprocessableEntityError:
             client = await self._fresh_for(path, base_model, user_metadata)
-            await BridgedFuture(await client.load_state_async(path)).result_async()
+        await BridgedFuture(await client.load_state_async(path)).result_async()
         return _BridgedTrainingClient(client)
 
     async def create_training_client_from_state_with_optimizer_async(
         self, path: str, base_model: str | None = None, user_metadata: dict[str, str] | None = None
     ) -> TrainingClient:
+        create = self._client.create_training_client_from_state_with_optimizer_async
         try:
-            client = await self._client.create_training_client_from_state_with_optimizer_async(
-                path, base_model, user_metadata
-            )
+            return _BridgedTrainingClient(await create(path, base_model, user_metadata))
         except tinker.UnprocessableEntityError:
             client = await self._fresh_for(path, base_model, user_metadata)
-            await BridgedFuture(await client.load_state_with_optimizer_async(path)).result_async()
+        await BridgedFuture(await client.load_state_with_optimizer_async(path)).result_async()
         return _BridgedTrainingClient(client)
 
     async def create_sampling_client_async(
@@ -194,7 +194,7 @@ class _BridgedService:
     async def _must_try_samplers(self) -> bool:
         if self._tries_samplers is None:
             try:
-                said = await self._client.create_rest_client().get_server_capabilities()
+                said = await self._client.get_server_capabilities_async()
             except tinker.APIStatusError as error:
                 log.debug("the server does not say what it can do", status=error.status_code)
                 self._tries_samplers = True
