@@ -1,10 +1,13 @@
-"""What a backend needs before it can be made: light to import, so that a refusal comes at once."""
+"""What is known of a backend before it is made: light to import, so that a refusal comes at once."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.config import TINY, Config
 from orchestrator.errors import ConfigError
+
+LOCAL_DIRECTORY = "local"
+"""Where the embedded backend keeps its checkpoints, under the run directory."""
 
 
 def check_backend(config: Config, environ: Mapping[str, str]) -> None:

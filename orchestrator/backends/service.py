@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.requirements import check_backend
+from orchestrator.backends.requirements import LOCAL_DIRECTORY, check_backend
 from orchestrator.backends.surface import ServiceClient
 from orchestrator.config import Config
 from orchestrator.disk import DISK, Disk
-
-LOCAL_DIRECTORY = "local"
-"""Where the embedded backend keeps its checkpoints, under the run directory."""
 
 
 async def _embedded() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.journal.log import JOURNAL_NAME, read_journal
 from orchestrator.journal.records import Kind, Record
-from orchestrator.names import State
+from orchestrator.names import State, counted
 
 FOLLOW_SECONDS = 0.5
 """How often a followed journal is looked at."""
@@ -22,7 +22,8 @@ def story_line(record: Record) -> str:
 def _run_started(fields: Mapping[str, Any]) -> str:
     config = fields["config"]
     return (
-        f"run {fields['run_id'][:8]} started: {fields['num_batches']} batches of {config['batch_size']} groups of "
+        f"run {fields['run_id'][:8]} started: {counted(fields['num_batches'], 'batch')} of "
+        f"{counted(config['batch_size'], 'group')} of "
         f"{config['group_size']}, model {config['model_name']} ({config['backend']})"
     )
 
@@ -62,7 +63,7 @@ _WORDS: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
     Kind.CHECKPOINT_SAVED: _checkpoint_saved,
     Kind.CHECKPOINT_LOST: lambda fields: f"checkpoint {fields['name']} dropped: {fields['reason']}",
     Kind.PROCESS_STOPPED: _process_stopped,
-    Kind.RUN_FINISHED: lambda fields: f"run finished after {fields['batches']} batches",
+    Kind.RUN_FINISHED: lambda fields: f"run finished after {counted(fields['batches'], 'batch')}",
 }
 
 
@@ -88,7 +89,7 @@ def _trained(result: Mapping[str, Any]) -> str:
         return f"skipped ({result['reason']})"
     reward = result["metrics"].get("rollout/reward_mean")
     mean = "" if reward is None else f", mean reward {reward:.3f}"
-    return f"{result['optim_steps']} optimizer steps on {result['datums']} datums{mean}"
+    return f"{counted(result['optim_steps'], 'optimizer step')} on {counted(result['datums'], 'datum')}{mean}"
 
 
 def _swapped(result: Mapping[str, Any]) -> str:

@@ -1,16 +1,18 @@
 """Fills the summary of a run from its journal."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from orchestrator.backends.service import LOCAL_DIRECTORY
+from orchestrator.backends.requirements import LOCAL_DIRECTORY
 from orchestrator.journal.records import Kind, Record
 from orchestrator.journal.recovery import RunState
 from orchestrator.names import State
 from orchestrator.reporting.summary import RunSummary
 from orchestrator.reporting.work import WorkDone
+
+PASSED = "test/pass_at_"
 
 
 def summarize(records: Sequence[Record], run: RunState, log_path: Path, work: WorkDone | None) -> RunSummary:
@@ -34,6 +36,7 @@ def summarize(records: Sequence[Record], run: RunState, log_path: Path, work: Wo
         processes=run.processes,
         rewards=[result["metrics"].get("rollout/reward_mean") for result in trained],
         evaluations=[result["metrics"].get("test/reward_mean") for result in evaluated],
+        passes=_passes([result["metrics"] for result in evaluated]),
         sampled_tokens=sum(result["sampled_tokens"] for result in [*played, *evaluated]),
         trained_tokens=sum(result["trained_tokens"] for result in trained),
         optim_steps=sum(result["optim_steps"] for result in trained),
@@ -41,6 +44,16 @@ def summarize(records: Sequence[Record], run: RunState, log_path: Path, work: Wo
         checkpoints=[_place(checkpoint.state_path, log_path) for checkpoint in run.checkpoints],
         work=work,
     )
+
+
+def _passes(metrics: Sequence[Mapping[str, float]]) -> dict[int, list[float]]:
+    """pass@k of each evaluation, by k; empty where tasks are played once, and the reward says as much."""
+    by_k: dict[int, list[float]] = defaultdict(list)
+    for row in metrics:
+        for name, value in row.items():
+            if name.startswith(PASSED):
+                by_k[int(name.removeprefix(PASSED))].append(value)
+    return {k: by_k[k] for k in sorted(by_k)} if len(by_k) > 1 else {}
 
 
 def _place(state_path: str, log_path: Path) -> str:
