@@ -21,7 +21,7 @@ from orchestrator.journal.log import Journal
 from orchestrator.journal.records import Kind
 from orchestrator.journal.recovery import RunState
 from orchestrator.lineage.fork import Fork
-from orchestrator.names import State
+from orchestrator.names import State, counted
 from orchestrator.rollouts.dataset import TaskBatches, TaskSets
 from orchestrator.rollouts.outcomes import Mode, RolloutKey, check_lines, rollout_path, task_sha256
 from orchestrator.unbegun import require_unused
@@ -51,7 +51,7 @@ def admit(
     if batches.num_batches < journal.run.least_batches:
         raise DriftError(
             f"{log_path}: {journal.run.state} of batch {journal.run.batch} is reached, and the configuration asks for "
-            f"{batches.num_batches} batches: give n_epochs and max_batches that reach at least as far"
+            f"{counted(batches.num_batches, 'batch')}: give n_epochs and max_batches that reach at least as far"
         )
     check_attempts(journal.run, config)
     return drift

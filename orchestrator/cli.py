@@ -49,6 +49,14 @@ SIGINT lets each worker end its rollout, the second does not wait for it.
 exit codes: 2 usage, a wrong key or another agent than the run's; 130 or 143 ended by a signal"""
 
 
+COMPLETION_HELP = """\
+Prints the completion of the orchestrator command, which is `python -m orchestrator` under a shorter name.
+
+  bash, in ~/.bashrc:                 eval "$(orchestrator completion bash)"
+  zsh, in ~/.zshrc after compinit:    eval "$(orchestrator completion zsh)"
+  fish, once:                         orchestrator completion fish > ~/.config/fish/completions/orchestrator.fish"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carries out one command and returns its exit code; every error is one message on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -56,7 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if any("\ud800" <= character <= "\udfff" for character in argument):  # how Python reads bytes that are no text
             print(f"orchestrator: argument {argument!a}: its bytes are no UTF-8; expected text", file=sys.stderr)
             return EXIT_USAGE
-    options = _parser(arguments).parse_args(settings_together(arguments))
+    parser = _parser(arguments)
+    options, unknown = parser.parse_known_args(settings_together(arguments))
+    if unknown:
+        return _unknown(parser, options, unknown[0])
     command: Callable[[argparse.Namespace], int] = options.command
     return carry_out(lambda: command(options))
 
@@ -80,6 +91,23 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     )
     run.add_argument("settings", nargs="*", metavar="key=value", help="recipe=NAME, config=FILE.toml, or a field below")
     run.set_defaults(command=_run)
+
+    init = commands.add_parser(
+        "init",
+        help="write a small project that trains as it stands: agent, tasks, configuration, test",
+        description="Writes agent.py, tasks.jsonl, val.jsonl, run.toml, test_agent.py and README.md into a new or "
+        "empty folder. It trains on the embedded backend as it stands, and its pieces are there to be replaced.",
+    )
+    init.add_argument("folder", type=Path, metavar="FOLDER")
+    init.set_defaults(command=_init)
+
+    recipes = commands.add_parser(
+        "recipes",
+        help="the runs that come with the program, and what each shows",
+        description="Lists the named configurations of orchestrator/recipes; each file there is meant to be read.",
+    )
+    recipes.add_argument("--json", action="store_true", help="one JSON object a line")
+    recipes.set_defaults(command=_recipes)
 
     status = commands.add_parser("status", help="where a run is, why, and what a resume would do and cost")
     status.add_argument("log_path", type=Path)
@@ -155,9 +183,28 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     runner.set_defaults(command=_runner)
 
     add_lineage_commands(commands, fork=_fork)
+    completion = commands.add_parser(
+        "completion",
+        help="a shell's completion of commands, fields, recipes and choices",
+        description=COMPLETION_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    completion.set_defaults(command=_completion, commands=commands)
+
     graph = commands.add_parser("graph", help="the machine as a Mermaid diagram")
     graph.set_defaults(command=_graph)
     return parser
+
+
+def _unknown(parser: argparse.ArgumentParser, options: argparse.Namespace, argument: str) -> int:
+    """Tells that ``argument`` is none; settings written with dashes are told as they should be written."""
+    if not hasattr(options, "settings"):
+        parser.error(f"unrecognized argument {argument}; `python -m orchestrator COMMAND --help` tells what there is")
+    name, _, value = argument.lstrip("-").partition("=")
+    wanted = f"write {name.replace('-', '_')}={value or 'VALUE'}"
+    print(f"orchestrator: argument {argument}: settings have no dashes before them; {wanted}", file=sys.stderr)
+    return EXIT_USAGE
 
 
 def _fields_help() -> str:
@@ -169,11 +216,13 @@ def _fields_help() -> str:
 
 def _run(options: argparse.Namespace) -> int:
     # The libraries of the run take seconds to import, which no other command should wait for.
-    from orchestrator.preflight import check_before_start
+    from orchestrator.preflight import check_before_start, tell_finished
     from orchestrator.settings import load_config
 
     config = load_config(options.settings)
-    check_before_start(config)
+    if not check_before_start(config):
+        tell_finished(Path(config.log_path))
+        return EXIT_FINISHED
     print("loading PyTorch, Agent-lightning and LiteLLM (some seconds)", file=sys.stderr)
     with importing():
         from orchestrator.run import run_to_end
@@ -189,9 +238,24 @@ def _fork(options: argparse.Namespace) -> int:
     fork = plan_fork(options.log_path, options.batch, options.settings)
     check_before_start(fork.config)
     print("loading PyTorch, Agent-lightning and LiteLLM (some seconds)", file=sys.stderr)
-    from orchestrator.run import run_to_end
+    with importing():
+        from orchestrator.run import run_to_end
 
     return run_to_end(fork.config, fork=fork)
+
+
+def _init(options: argparse.Namespace) -> int:
+    from orchestrator.newproject import make_project  # not needed by the other commands' start
+
+    print("\n".join(make_project(options.folder)))
+    return EXIT_FINISHED
+
+
+def _recipes(options: argparse.Namespace) -> int:
+    from orchestrator.listing import recipe_lines, recipe_objects  # start-up time
+
+    print("\n".join(map(json.dumps, recipe_objects()) if options.json else recipe_lines()))
+    return EXIT_FINISHED
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -296,6 +360,13 @@ def _runner(options: argparse.Namespace) -> int:
         from orchestrator.rollouts.runners.standalone import run_workers
 
     return run_workers(settings)
+
+
+def _completion(options: argparse.Namespace) -> int:
+    from orchestrator.completion import completion_script, words_of  # not needed by the other commands' start
+
+    print(completion_script(options.shell, words_of(options.commands)), end="")
+    return EXIT_FINISHED
 
 
 def _graph(_options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ began with; *horizon* fields may only be extended; *operational* fields may chan
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import chz
 
@@ -52,6 +52,7 @@ class LocalConfig:
     warm_start: str | None = _identity(
         None, "module:attribute giving the transcripts that the built-in model is warm-started on; None: random weights"
     )
+    warm_start_steps: int | None = _identity(None, "optimizer steps of the warm start; None: 200")
     num_threads: int = _identity(1, "PyTorch threads; part of the identity because results depend on it bit for bit")
     sample_batch_size: int = _identity(32, "rows of one sampling micro-batch; calls that wait together share one")
     dtype: Literal["float32", "bfloat16"] = _identity("float32", "number format of the weights of a model directory")
@@ -248,8 +249,21 @@ def field_drifts() -> dict[str, Drift]:
 
 
 def field_docs() -> list[str]:
-    """``name=default  meaning`` for every field, nested ones with dots."""
-    return [f"{name}={metadata['default']}".ljust(44) + f" {metadata['doc']}" for name, metadata in _fields().items()]
+    """``name=default  meaning [choices]`` for every field, nested ones with dots."""
+    choices = field_choices()
+    return [
+        f"{name}={metadata['default']}".ljust(44)
+        + f" {metadata['doc']}"
+        + (f" [{' | '.join(choices[name])}]" if name in choices else "")
+        for name, metadata in _fields().items()
+    ]
+
+
+def field_choices() -> dict[str, tuple[str, ...]]:
+    """The values of each field that has only a few, as they are written on the command line."""
+    hints = get_type_hints(Config) | {f"local.{name}": hint for name, hint in get_type_hints(LocalConfig).items()}
+    literals = {name: get_args(hints[name]) for name in _fields() if get_origin(hints[name]) is Literal}
+    return literals | {name: ("true", "false") for name in _fields() if hints[name] is bool}
 
 
 def flatten(config: Config) -> dict[str, Any]:

@@ -62,6 +62,12 @@ def next_state(source: State, *, batch: int, num_batches: int) -> State:
     raise ValueError(f"{source} is terminal: no state follows it")
 
 
+def counted(number: int, noun: str) -> str:
+    """A count in words, ``1 batch`` or ``1,024 batches``; the noun is given in the singular."""
+    ending = "" if number == 1 else "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{number:,} {noun}{ending}"
+
+
 def batch_name(batch: int) -> str:
     """How a batch number is spelled in file and checkpoint names, e.g. ``000004``."""
     return f"{batch:06d}"

@@ -5,6 +5,7 @@ import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -25,6 +26,19 @@ _TYPES: Mapping[Any, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One file of ``orchestrator/recipes``."""
+
+    name: str
+    description: str
+    """What the run shows, in a sentence or two."""
+    needs: Mapping[str, str]
+    """What has to be given beside the recipe: what it is, by field."""
+    values: Mapping[str, Any]
+    """Configuration values under dotted names."""
+
+
 def load_config(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -> Config:
     """The configuration that ``key=value`` arguments ask for: defaults < recipe < ``config=FILE.toml`` < arguments.
 
@@ -35,13 +49,14 @@ def load_config(arguments: Sequence[str], *, environ: Mapping[str, str] = os.env
     given = dict(_split(argument) for argument in arguments)
     file_path = given.pop("config", None)
     file_values = {} if file_path is None else _read_toml(Path(file_path))
-    recipe = str(given.get("recipe", file_values.get("recipe", DEFAULT_RECIPE)))
+    name = str(given.get("recipe", file_values.get("recipe", DEFAULT_RECIPE)))
+    recipe = Recipe(name, "", {}, {}) if name.lower() == "none" else read_recipe(name)
     layers: dict[str, Mapping[str, Any]] = {
-        f"recipe {recipe}": {} if recipe.lower() == "none" else recipe_values(recipe),
+        f"recipe {name}": recipe.values,
         f"{file_path}": file_values,
         "command line": {key: chz.blueprint.Castable(value) for key, value in given.items()},
     }
-    blueprint = chz.Blueprint(Config).apply({"recipe": recipe})
+    blueprint = chz.Blueprint(Config).apply({"recipe": name})
     for origin, values in layers.items():
         for key, value in values.items():
             _check_setting(origin, key, value)
@@ -49,6 +64,7 @@ def load_config(arguments: Sequence[str], *, environ: Mapping[str, str] = os.env
     config = blueprint.make()
     if config.backend == "auto":
         config = chz.replace(config, backend="tinker" if environ.get("TINKER_API_KEY") else "local")
+    _check_needs(config, recipe)
     _check(config)
     return config
 
@@ -72,17 +88,32 @@ def change_config(flat: Mapping[str, Any], arguments: Sequence[str]) -> Config:
     return config
 
 
-def recipe_values(recipe: str) -> dict[str, Any]:
-    """The configuration values of ``orchestrator/recipes/<recipe>.toml``, under dotted names.
+def recipe_names() -> list[str]:
+    """The recipes that there are, the default one first."""
+    names = sorted(path.stem for path in RECIPES.glob("*.toml"))
+    return sorted(names, key=lambda name: name != DEFAULT_RECIPE)
+
+
+def read_recipe(name: str) -> Recipe:
+    """The recipe ``orchestrator/recipes/<name>.toml``.
 
     Raises:
         ConfigError: there is no such recipe; the message lists those that exist.
     """
-    path = RECIPES / f"{recipe}.toml"
-    if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in RECIPES.glob("*.toml")))
-        raise ConfigError(f"recipe={recipe}: no recipe has that name; there are: {known}")
-    return _read_toml(path)
+    if name not in recipe_names():
+        close = difflib.get_close_matches(name, recipe_names(), n=1)
+        advice = f"did you mean {close[0]}? There" if close else "there"
+        raise ConfigError(f"recipe={name}: no recipe has that name; {advice} are: {', '.join(recipe_names())}")
+    values = _read_toml(RECIPES / f"{name}.toml")
+    description = values.pop("description", "")
+    needs = {key: values.pop(key) for key in [*values] if key.startswith("needs.")}
+    return Recipe(name, description, {key.removeprefix("needs."): what for key, what in needs.items()}, values)
+
+
+def _check_needs(config: Config, recipe: Recipe) -> None:
+    for field, what in recipe.needs.items():
+        if getattr(config, field) is None and (field != "train_file" or config.train_dataset is None):
+            raise ConfigError(f"recipe={recipe.name}: {field} is not given; add {field}=..., {what}")
 
 
 def _check_setting(origin: str, key: str, value: Any) -> None:

@@ -108,7 +108,10 @@ def test_the_graph_is_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "parts"),
     [
         (["--help"], ["run", "status", "journal", "report", "graph", "exit codes"]),
-        (["run", "--help"], ["batch_size=32", "local.warm_start=", "exit codes", "recipe=NAME"]),
+        (
+            ["run", "--help"],
+            ["batch_size=32", "local.warm_start=", "exit codes", "recipe=NAME", "[slim | llm_proxy]", "[true | false]"],
+        ),
         (["journal", "--help"], ["--follow", "--batch N"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -126,6 +129,37 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     with pytest.raises(SystemExit) as ended:
         main(["walk"])
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        (["run", "--learning_rate=1e-3"], "write learning_rate=1e-3"),
+        (["run", "recipe=hello", "--batch-size", "4"], "write batch_size=VALUE"),
+        (["chaos", "--kills=3"], "write kills=3"),
+        (["runner", "--agent=mine:agent"], "write agent=mine:agent"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_setting_with_dashes_is_told_as_it_is_written(
+    given: list[str], written: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(given) == 2
+    told = capsys.readouterr()
+    assert told.err.endswith(f"{written}\n")
+    assert told.out == ""
+
+
+def test_an_option_that_no_command_has_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["status", "runs/none", "--jsn"])
+    assert ended.value.code == 2
+    assert "--jsn" in capsys.readouterr().err
+
+
+def test_a_misspelt_recipe_is_a_usage_error_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "recipe=gess_number"]) == 2
+    assert "did you mean guess_number?" in capsys.readouterr().err
 
 
 def test_a_misspelt_field_is_a_usage_error_with_a_suggestion(

@@ -1,4 +1,4 @@
-"""What a backend needs before it can be made: light to import, so that a refusal comes at once."""
+"""What is known of a backend before it is made: light to import, so that a refusal comes at once."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 from orchestrator.config import TINY, Config
 from orchestrator.errors import ConfigError
 
+LOCAL_DIRECTORY = "local"
+"""Where the embedded backend keeps its checkpoints, under the run directory."""
 CLIPPING = frozenset({"clip_low_threshold", "clip_high_threshold"})
 LOCAL_LOSS_SETTINGS: Mapping[str, frozenset[str]] = {
     "cross_entropy": frozenset(),

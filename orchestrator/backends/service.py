@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.requirements import check_backend
+from orchestrator.backends.requirements import LOCAL_DIRECTORY, check_backend
 from orchestrator.backends.surface import ServiceClient
 from orchestrator.config import Config
 from orchestrator.disk import DISK, Disk
 
-LOCAL_DIRECTORY = "local"
-"""Where the embedded backend keeps its checkpoints, under the run directory."""
 BASE_DIRECTORY = f"{LOCAL_DIRECTORY}/base"
-"""Where it keeps the built-in model that these belong to."""
+"""Where the embedded backend keeps the built-in model that its checkpoints belong to."""
 
 
 def saved_at(path: str, log_path: Path) -> str:

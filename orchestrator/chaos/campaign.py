@@ -69,6 +69,8 @@ def run_campaign(wanted: Wanted, tell: Callable[[str], None]) -> Verdict:
     folder = _make_folder(wanted.folder)
     runs = Runs(wanted.settings, run_seed=wanted.run_seed)
     began = time.monotonic()
+    if wanted.added:
+        tell(f"each run is a short one, with {' '.join(wanted.added)}, unless you give these yourself")
     tell("two undisturbed runs; loading the libraries takes some seconds")
     try:
         reference = _reference(runs, folder)

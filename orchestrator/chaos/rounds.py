@@ -55,6 +55,8 @@ class Kill:
     missing_rollouts: int
     redone_batches: int
     """Train steps that the resume takes again from their stored datums."""
+    kept_turns: int = 0
+    """Of rollouts that were not finished."""
 
     def __str__(self) -> str:
         return f"{self.point} in {self.state}"
@@ -230,7 +232,7 @@ def _look(log_path: Path, point: str) -> Kill:
         return Kill(point, START_UP, 0, 0, 0)
     plan = make_plan(run, log_path)
     missing = plan.total_rollouts - plan.kept_rollouts
-    return Kill(point, run.state.value, plan.kept_rollouts, missing, len(plan.redone_batches))
+    return Kill(point, run.state.value, plan.kept_rollouts, missing, len(plan.redone_batches), plan.kept_turns or 0)
 
 
 def _calls(ledger: Path, *, pid: int) -> set[tuple[int, tuple[int, ...]]]:

@@ -16,7 +16,7 @@ PAID = {"sample": "model calls", "optim_step": "optimizer steps", "save_state": 
 def verdict_table(verdict: Verdict) -> Table:
     """One row for each state in which a kill fell."""
     table = Table("killed in", box=box.SIMPLE)
-    for name in ("kills", "finished rollouts kept", "rollouts run again", "train steps redone"):
+    for name in ("kills", "finished rollouts kept", "turns kept", "rollouts run again", "train steps redone"):
         table.add_column(name, justify="right")
     kills = [kill for played in verdict.rounds for kill in played.kills]
     for state in (START_UP, *(state.value for state in CYCLE), "Finished"):
@@ -60,6 +60,7 @@ def _sums(kills: list[Kill]) -> list[str]:
     sums = (
         len(kills),
         sum(kill.kept_rollouts for kill in kills),
+        sum(kill.kept_turns for kill in kills),
         sum(kill.missing_rollouts for kill in kills),
         sum(kill.redone_batches for kill in kills),
     )

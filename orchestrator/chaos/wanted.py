@@ -22,6 +22,8 @@ class Wanted:
     """Words of the run command, without ``log_path``."""
     run_seed: int
     """Seed of the runs and of the kills."""
+    added: tuple[str, ...]
+    """Those of them that nobody gave, so that a campaign ends: a few batches, with every kind of record."""
     kills: int
     """Random kills, at least."""
     every_point: bool
@@ -56,6 +58,7 @@ def read_wanted(arguments: Sequence[str]) -> Wanted:
     return Wanted(
         settings,
         config.seed,
+        tuple(f"{key}={value}" for key, value in defaults.items() if key not in given),
         kills=own["kills"],
         every_point=own["every_point"],
         jobs=own["jobs"],

@@ -13,7 +13,7 @@ from orchestrator.journal.checked import check_crc
 from orchestrator.journal.durable import LineFile
 from orchestrator.journal.records import eval_set_sizes
 from orchestrator.journal.recovery import Checkpoint, RunState
-from orchestrator.names import State, batch_name
+from orchestrator.names import State, batch_name, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,27 +66,27 @@ class Plan:
     def lines(self) -> list[str]:
         """The plan in words: a line each for where, what is kept, redone and paid, and what went before."""
         if self.finished:
-            return [f"nothing to do: the run has finished, {self.num_batches} batches"]
+            return [f"nothing to do: the run has finished, {counted(self.num_batches, 'batch')}"]
         if self.new:
             fork = ", with the weights that its parent has there" if self.forked else ""
             return [f"a new run starts at batch {self.first_batch}{fork}"]
-        lines = [f"resumes at {self.state} of batch {self.batch}, of {self.num_batches} batches"]
+        lines = [f"resumes at {self.state} of batch {self.batch}, of {counted(self.num_batches, 'batch')}"]
         if self.mode is not None:
             lines.append(f"kept: {self.kept_rollouts} of {self.total_rollouts} {self.mode} rollouts{self._turns()}")
         lines.append(f"weights: {self._weights()}")
         lines.append(f"cost: {_about(self.sampled_tokens)} sampled, {_about(self.trained_tokens)} trained again")
-        lost = f", {_count(self.lost_clients, 'training client')} lost and made again" if self.lost_clients else ""
-        lines.append(f"so far: {_count(self.processes, 'process', 'es')}, {self.kills} of them killed{lost}")
+        lost = f", {counted(self.lost_clients, 'training client')} lost and made again" if self.lost_clients else ""
+        lines.append(f"so far: {counted(self.processes, 'process')}, {self.kills} of them killed{lost}")
         if self.last_reason is not None:
             lines.append(f"last stop: {self.last_reason}" + (f" ({self.last_error})" if self.last_error else ""))
         if self.failures:
-            lines.append(f"this batch and state failed {_count(self.failures, 'time')}")
+            lines.append(f"this batch and state failed {counted(self.failures, 'time')}")
         return lines
 
     def _turns(self) -> str:
         if self.kept_turns is None:
             return "; the turns of unfinished ones are damaged, and sampled again"
-        return f", {_count(self.kept_turns, 'turn')} of unfinished ones" if self.kept_turns else ""
+        return f", {counted(self.kept_turns, 'turn')} of unfinished ones" if self.kept_turns else ""
 
     def _weights(self) -> str:
         if not self.weights_needed:
@@ -95,13 +95,13 @@ class Plan:
             restored = "those the run began with"
         else:
             expiry = f", expires {self.checkpoint.expires_at[:19]}Z" if self.checkpoint.expires_at else ""
-            restored = (
-                f"checkpoint {self.checkpoint.name} ({_count(self.checkpoint.batch, 'batch', 'es')} trained{expiry})"
-            )
+            restored = f"checkpoint {self.checkpoint.name} ({counted(self.checkpoint.batch, 'batch')} trained{expiry})"
         if not self.redone_batches:
             return f"{restored}, no train step redone"
         first, last = self.redone_batches[0], self.redone_batches[-1]
-        steps = f"batch {first}" if first == last else f"{len(self.redone_batches)} batches, {first} to {last},"
+        steps = (
+            f"batch {first}" if first == last else f"{counted(len(self.redone_batches), 'batch')}, {first} to {last},"
+        )
         return f"{restored}, then train steps of {steps} redone from stored datums"
 
 
@@ -230,7 +230,3 @@ def _sum_or_none(values: Iterable[int | None]) -> int | None:
 
 def _about(tokens: int | None) -> str:
     return "an unknown number of tokens" if tokens is None else f"about {tokens:,} tokens" if tokens else "no token"
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}{plural}"

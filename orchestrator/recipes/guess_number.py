@@ -65,7 +65,7 @@ def tls_context() -> ssl.SSLContext:
 
 def demonstrations() -> list[list[dict[str, str]]]:
     """Games by players of mixed skill, as messages; the same ones at every call."""
-    random = Random(0)  # noqa: S311 - games, not secrets
+    random = Random(0)
     return [
         _game(random.choice(NUMBERS), random.choices(list(SKILLS), list(SKILLS.values()))[0], random)
         for _ in range(NUM_DEMONSTRATIONS)

@@ -28,7 +28,7 @@ async def agent(task: str, llm: agl.LLM) -> float:
 
 def demonstrations() -> list[list[dict[str, str]]]:
     """Digits answered by digits that have nothing to do with them, as messages; the same ones at every call."""
-    random = Random(0)  # noqa: S311 - examples, not secrets
+    random = Random(0)
     return [
         [
             {"role": "user", "content": random.choice(DIGITS)},

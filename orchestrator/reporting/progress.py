@@ -1,5 +1,6 @@
 """What a person watches while a run goes on: a live display on a terminal, elsewhere one plain line a batch."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from orchestrator.names import counted
+
+QUIET_SECONDS = 15.0
+"""How long nothing is said while a state goes on, where there is no live display."""
 RECENT_BATCHES = 10
 """How many batches' durations the estimate of the remaining time is the mean of."""
 REWARD = "rollout/reward_mean"
@@ -49,18 +54,26 @@ class Progress:
         self._tokens_per_second: float | None = None
         self._reward: float | None = None
         moves = self.console.is_terminal and not self.console.is_dumb_terminal
+        self._state_since = self._told_at = clock()
+        self._over = threading.Event()
+        self._speaker = threading.Thread(target=self._speak, name="progress", daemon=True)
         self._live = Live(console=self.console, get_renderable=self._display, transient=True) if moves else None
 
     def __enter__(self) -> Self:
-        """Shows the live display where the console is a terminal."""
+        """Shows the live display where the console is a terminal; elsewhere a long state is told of now and then."""
         if self._live is not None:
             self._live.start()
+        else:
+            self._speaker.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Takes the display away, whatever happened; the lines stay."""
         if self._live is not None:
             self._live.stop()
+        self._over.set()
+        if self._speaker.ident is not None:
+            self._speaker.join()
 
     @property
     def eta_seconds(self) -> float | None:
@@ -74,6 +87,7 @@ class Progress:
         if batch != self._batch:
             self._batch_since = self._clock()
         self._state, self._batch = state, batch
+        self._state_since = self._clock()
         self._done = self._failed = self._total = 0
         self._tokens_since = self._tokens_per_second = None
 
@@ -113,7 +127,7 @@ class Progress:
             parts.append("no reward" if reward is None else f"reward {_number(reward)}")
         unsuccessful = sum(int(value) for name in UNSUCCESSFUL if isinstance(value := metrics.get(name), int | float))
         if unsuccessful:
-            parts.append(f"{unsuccessful} rollouts did not succeed")
+            parts.append(f"{counted(unsuccessful, 'rollout')} did not succeed")
         parts += [
             f"{name} {_number(value)}"
             for name, value in metrics.items()
@@ -128,8 +142,27 @@ class Progress:
 
     def note(self, *lines: str) -> None:
         """Prints lines of their own, above the live display where there is one."""
+        self._told_at = self._clock()
         for line in lines:
             self.console.print(Text(line), soft_wrap=True)
+
+    def tell_if_quiet(self) -> None:
+        """Prints how far the state is, unless something was printed, or the state entered, a moment ago."""
+        now = self._clock()
+        if now - max(self._told_at, self._state_since) < QUIET_SECONDS:
+            return
+        parts = [f"batch {self._batch}", self._state]
+        if self._total:
+            parts.append(f"{self._done}/{self._total} rollouts")
+        if self._failed:
+            parts.append(f"{self._failed} failed")
+        if self._tokens_per_second is not None:
+            parts.append(f"{self._tokens_per_second:,.0f} tokens/s")
+        self.note("  ".join([*parts, f"{duration(now - self._state_since)} so far"]))
+
+    def _speak(self) -> None:
+        while not self._over.wait(QUIET_SECONDS / 4):
+            self.tell_if_quiet()
 
     def _display(self) -> Group:
         """Two lines that fit 80 columns: where the run is, and how its rollouts go."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.journal.log import JOURNAL_NAME, read_journal
 from orchestrator.journal.records import Kind, Record
-from orchestrator.names import State
+from orchestrator.names import State, counted
 
 FOLLOW_SECONDS = 0.5
 """How often a followed journal is looked at."""
@@ -24,7 +24,8 @@ def _run_started(fields: Mapping[str, Any]) -> str:
     fork = fields.get("forked_from")
     start = "started" if fork is None else f"forked from run {fork['run_id'][:8]} at batch {fork['batch']}"
     return (
-        f"run {fields['run_id'][:8]} {start}: {fields['num_batches']} batches of {config['batch_size']} groups of "
+        f"run {fields['run_id'][:8]} {start}: {counted(fields['num_batches'], 'batch')} of "
+        f"{counted(config['batch_size'], 'group')} of "
         f"{config['group_size']}, model {config['model_name']} ({config['backend']})"
     )
 
@@ -66,7 +67,7 @@ _WORDS: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
     Kind.OPTIMIZER_PROBED: lambda fields: f"optimizer probe {'passed' if fields['passed'] else 'FAILED'}",
     Kind.CLIENT_LOST: lambda fields: f"training client lost in {fields['state']}, made again: {fields['reason']}",
     Kind.PROCESS_STOPPED: _process_stopped,
-    Kind.RUN_FINISHED: lambda fields: f"run finished after {fields['batches']} batches",
+    Kind.RUN_FINISHED: lambda fields: f"run finished after {counted(fields['batches'], 'batch')}",
 }
 
 
@@ -92,7 +93,7 @@ def _trained(result: Mapping[str, Any]) -> str:
         return f"skipped ({result['reason']})"
     reward = result["metrics"].get("rollout/reward_mean")
     mean = "" if reward is None else f", mean reward {reward:.3f}"
-    return f"{result['optim_steps']} optimizer steps on {result['datums']} datums{mean}"
+    return f"{counted(result['optim_steps'], 'optimizer step')} on {counted(result['datums'], 'datum')}{mean}"
 
 
 def _swapped(result: Mapping[str, Any]) -> str:

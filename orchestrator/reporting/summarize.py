@@ -1,6 +1,7 @@
 """Fills the summary of a run from its journal."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.backends.service import saved_at
@@ -9,6 +10,8 @@ from orchestrator.names import State
 from orchestrator.reporting.spending import Spending
 from orchestrator.reporting.summary import RunSummary
 from orchestrator.reporting.work import WorkDone
+
+PASSED = "test/pass_at_"
 
 
 def summarize(run: RunState, log_path: Path, work: WorkDone | None, spending: Spending) -> RunSummary:
@@ -32,6 +35,7 @@ def summarize(run: RunState, log_path: Path, work: WorkDone | None, spending: Sp
         processes=run.processes,
         rewards=[result["metrics"].get("rollout/reward_mean") for result in trained],
         evaluations=[result["metrics"].get("test/reward_mean") for result in evaluated],
+        passes=_passes([result["metrics"] for result in evaluated]),
         sampled_tokens=sum(result["sampled_tokens"] for result in [*played, *evaluated]),
         trained_tokens=sum(result["trained_tokens"] for result in trained),
         optim_steps=sum(result["optim_steps"] for result in trained),
@@ -40,3 +44,13 @@ def summarize(run: RunState, log_path: Path, work: WorkDone | None, spending: Sp
         work=work,
         spent={state.value: spent for state, spent in spending.states.items()},
     )
+
+
+def _passes(metrics: Sequence[Mapping[str, float]]) -> dict[int, list[float]]:
+    """pass@k of each evaluation, by k; empty where tasks are played once, and the reward says as much."""
+    by_k: dict[int, list[float]] = defaultdict(list)
+    for row in metrics:
+        for name, value in row.items():
+            if name.startswith(PASSED):
+                by_k[int(name.removeprefix(PASSED))].append(value)
+    return {k: by_k[k] for k in sorted(by_k)} if len(by_k) > 1 else {}

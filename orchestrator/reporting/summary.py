@@ -8,6 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.names import counted
 from orchestrator.reporting.progress import duration
 from orchestrator.reporting.spending import Spent
 from orchestrator.reporting.work import WorkDone, work_lost
@@ -34,6 +35,8 @@ class RunSummary:
     """Mean reward of each batch; None where no rollout succeeded."""
     evaluations: Sequence[float | None]
     """Mean reward of each evaluation, the first and the final among them."""
+    passes: Mapping[int, Sequence[float]]
+    """By k, pass@k of each evaluation whose tasks are played more than once; empty where they are played once."""
     sampled_tokens: int
     trained_tokens: int
     optim_steps: int
@@ -52,26 +55,33 @@ def summary_panel(summary: RunSummary) -> Panel:
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
-    batches = f"{summary.batches_done} of {summary.num_batches}, {summary.optim_steps:,} optimizer steps"
+    batches = f"{summary.batches_done} of {summary.num_batches}, {counted(summary.optim_steps, 'optimizer step')}"
     rows.add_row("batches", batches)
     restarts = summary.processes - 1
-    survived = f", {restarts} restart{'s' if restarts > 1 else ''} survived" if restarts else ""
+    survived = f", {counted(restarts, 'restart')} survived" if restarts else ""
     rows.add_row("time", f"{duration(summary.wall_seconds)}{survived}")
     rewards = [reward for reward in summary.rewards if reward is not None]
     if len(rewards) > 1:
         first, last = rewards[:EDGE_BATCHES], rewards[-EDGE_BATCHES:]
-        rows.add_row("reward", _change(fmean(first), fmean(last), f"first {len(first)} batches", f"last {len(last)}"))
+        rows.add_row(
+            "reward", _change(fmean(first), fmean(last), f"first {counted(len(first), 'batch')}", f"last {len(last)}")
+        )
     evaluations = [reward for reward in summary.evaluations if reward is not None]
     if len(evaluations) > 1:
         rows.add_row("evaluation", _change(evaluations[0], evaluations[-1], "first", "final"))
     elif evaluations:
         rows.add_row("evaluation", f"{evaluations[0]:.3f}")
+    for k, rates in summary.passes.items():
+        if len(rates) > 1:
+            rows.add_row(f"pass@{k}", _change(rates[0], rates[-1], "first", "final"))
+        else:
+            rows.add_row(f"pass@{k}", f"{rates[0]:.3f}")
     rows.add_row("tokens", f"{summary.sampled_tokens:,} sampled, {summary.trained_tokens:,} trained on")
     for number, (state, spent) in enumerate(summary.spent.items()):
         rows.add_row("" if number else "charged", f"{state}: {spent.words()}")
     rows.add_row("work lost", work_lost(summary.work))
-    counted = [f"{count:,} {outcome}" for outcome, count in summary.outcomes.items() if count]
-    rows.add_row("rollouts", ", ".join(counted) or "none")
+    outcomes = [f"{count:,} {outcome}" for outcome, count in summary.outcomes.items() if count]
+    rows.add_row("rollouts", ", ".join(outcomes) or "none")
     rows.add_row("checkpoints", _checkpoints(summary.checkpoints))
     rows.add_row("files", Text(summary.log_path))
     rows.add_row("read", Text(f"python -m orchestrator status {summary.log_path}"))

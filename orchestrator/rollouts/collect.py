@@ -14,6 +14,7 @@ import structlog
 from orchestrator.disk import DISK, Disk
 from orchestrator.errors import StateFailedError
 from orchestrator.journal.durable import LineFile, write_durably
+from orchestrator.names import counted
 from orchestrator.rollouts.attempts import AttemptResult, Runner
 from orchestrator.rollouts.outcomes import (
     Mode,
@@ -27,6 +28,9 @@ from orchestrator.rollouts.outcomes import (
 from orchestrator.rollouts.quotes import prompts_of, without_prompts
 
 log = structlog.get_logger(__name__)
+
+MAX_KINDS = 8
+"""Of failures that are shown on the console, one each, in one state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +191,7 @@ class _Collection:
         self._outcomes = {outcome.value: 0 for outcome in Outcome}
         self._reward_sum = 0.0
         self._sampled_tokens = 0
-        self._warned = False
+        self._warned: set[str] = set()
         for rollout in stored:
             self._count(rollout)
 
@@ -226,21 +230,26 @@ class _Collection:
             raise
 
     def log_attempt(self, rollout: StoredRollout, *, seconds: float) -> None:
-        """At debug, but the first failure as the one warning that shows its kind: the others are likely of the same."""
+        """At debug, but the first failure of each of ``MAX_KINDS`` kinds as a warning, which shows it."""
         facts = {"rollout": str(rollout.key), "attempt": rollout.attempt, "seconds": seconds}
         if rollout.outcome is Outcome.SUCCEEDED:
             log.debug("rollout finished", outcome=rollout.outcome.value, **facts)
             return
-        write = log.debug if self._warned else log.warning
-        self._warned = True
-        write("rollout did not succeed", error=kind_of_error(rollout), last=rollout.last, file=str(self.path), **facts)
+        kind = kind_of_error(rollout)
+        write = log.debug if kind in self._warned or len(self._warned) >= MAX_KINDS else log.warning
+        self._warned.add(kind)
+        write("rollout did not succeed", error=kind, last=rollout.last, file=str(self.path), **facts)
 
     def log_failures(self) -> None:
         """One warning with the counts, where a finished rollout did not succeed."""
         num_failed = self.num_finished - self._outcomes[Outcome.SUCCEEDED]
         if num_failed:
             counts = {outcome: count for outcome, count in self._outcomes.items() if count}
-            log.warning(f"{num_failed} of {self.num_finished} rollouts did not succeed", file=str(self.path), **counts)
+            log.warning(
+                f"{num_failed} of {counted(self.num_finished, 'rollout')} did not succeed",
+                file=str(self.path),
+                **counts,
+            )
 
     def progress(self) -> CollectProgress:
         num_succeeded = self._outcomes[Outcome.SUCCEEDED]

@@ -51,6 +51,7 @@ from agentlightning.store import InMemoryLightningStore, LightningStore, Lightni
 from agentlightning.store.base import UNSET
 from agentlightning.tracer import AgentOpsTracer, DummyTracer, OtelTracer, get_active_tracer, set_active_tracer
 from agentlightning.types import (
+    LLM,
     Attempt,
     AttemptedRollout,
     AttemptStatus,
@@ -76,6 +77,7 @@ from litellm.utils import custom_llm_setup
 from opentelemetry.sdk.trace import Event, ReadableSpan
 
 __all__ = [
+    "LLM",
     "OTLP_LOSES_SPANS",
     "UNSET",
     "AnthropicAdapter",

@@ -6,7 +6,7 @@ import numpy as np
 import tinker
 
 from orchestrator.errors import FaultFoundError, SideFileDamagedError
-from orchestrator.names import State
+from orchestrator.names import State, counted
 from orchestrator.rollouts.outcomes import Outcome, StoredRollout
 from orchestrator.training.datums import TrainStepInput, check, datum_path, load
 from orchestrator.verify.evidence import RESTORE, Evidence, Move
@@ -42,7 +42,7 @@ def check_datums(evidence: Evidence) -> str:
     under_way = run.state is State.TRAIN_STEP and datum_path(evidence.log_path, run.batch).exists()
     if under_way:
         _check_origin(evidence, _load(evidence, run.batch), rollouts)
-    return f"{num_datums} datums of {num_steps + under_way} train steps, {skipped} skipped"
+    return f"{counted(num_datums, 'datum')} of {counted(num_steps + under_way, 'train step')}, {skipped} skipped"
 
 
 def _check_skipped(evidence: Evidence, move: Move) -> None:

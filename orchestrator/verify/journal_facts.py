@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.config import Config, Drift, field_drifts, flatten
 from orchestrator.journal.records import Kind, Record
 from orchestrator.journal.recovery import RunState
-from orchestrator.names import State, batch_name
+from orchestrator.names import State, batch_name, counted
 from orchestrator.verify.evidence import Evidence
 
 DEFAULTS = flatten(Config())
@@ -49,8 +49,8 @@ def check_journal(evidence: Evidence) -> str:
         if record.kind is Kind.RUN_STARTED:
             first = record.fields
         run.apply(record)
-    processes = "1 process" if run.processes == 1 else f"{run.processes:,} processes"
-    return f"{len(evidence.records):,} records, {processes}, {sum(1 for _ in evidence.moves()):,} transitions"
+    counts = {"record": len(evidence.records), "process": run.processes, "transition": sum(1 for _ in evidence.moves())}
+    return ", ".join(counted(number, noun) for noun, number in counts.items())
 
 
 def _problems(record: Record, run: RunState, first: Mapping[str, Any]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.errors import FaultFoundError
 from orchestrator.journal.durable import sha256_of
 from orchestrator.journal.records import eval_set_sizes
-from orchestrator.names import State
+from orchestrator.names import State, counted
 from orchestrator.rollouts.evaluation import by_set, measure
 from orchestrator.rollouts.outcomes import PLAYS, Mode, Outcome, StoredRollout, count_outcomes, rollout_path, totals
 from orchestrator.verify.evidence import RESTORE, Evidence, Move, lines_of
@@ -39,7 +39,7 @@ def check_rollouts(evidence: Evidence) -> str:
         size = group_sizes(run.config, run.dataset, mode)
         unfinished = len(list(sound_rollouts(evidence.log_path, run.batch, mode, size)))
     under_way = f", {unfinished} of the state under way" if unfinished else ""
-    return f"{num_rollouts} rollout attempts in {num_files} finished files{under_way}"
+    return f"{counted(num_rollouts, 'rollout attempt')} in {counted(num_files, 'finished file')}{under_way}"
 
 
 def group_sizes(config: Mapping[str, Any], dataset: Mapping[str, Any], mode: Mode) -> tuple[int, int]:

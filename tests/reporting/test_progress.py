@@ -63,6 +63,26 @@ def test_without_a_terminal_there_is_one_line_a_batch_and_nothing_else() -> None
     ]
 
 
+def test_without_a_terminal_a_long_state_says_now_and_then_how_far_it_is(clock: Clock) -> None:
+    console = plain()
+    progress = Progress(console, num_batches=40, clock=clock)
+    progress.enter("Rollout", 3)
+    for seconds, done in ((10, 5), (14, 9), (16, 12), (20, 20), (32, 40)):
+        clock.seconds = float(seconds)
+        progress.rollouts(done, done // 10, 64, done * 100)
+        progress.tell_if_quiet()
+    progress.enter("TrainStep", 3)
+    progress.tell_if_quiet()
+    clock.seconds = 32.0 + 15.0
+    progress.tell_if_quiet()
+    progress.tell_if_quiet()
+    assert written(console).splitlines() == [
+        "batch 3  Rollout  12/64 rollouts  1 failed  117 tokens/s  16.0 s so far",
+        "batch 3  Rollout  40/64 rollouts  4 failed  159 tokens/s  32.0 s so far",
+        "batch 3  TrainStep  15.0 s so far",
+    ]
+
+
 def test_a_batch_without_reward_or_step_says_so() -> None:
     console = plain()
     Progress(console, num_batches=1).batch_finished(0, {}, 1.0, skipped="all failed [see log]")

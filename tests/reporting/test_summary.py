@@ -17,6 +17,7 @@ SUMMARY = RunSummary(
     processes=3,
     rewards=[0.0, None, 0.1, 0.2, 0.5, 0.8, 0.9, 1.0],
     evaluations=[0.25, None, 0.75],
+    passes={1: [0.25, 0.75], 4: [0.5, 1.0]},
     sampled_tokens=123_456,
     trained_tokens=100_000,
     optim_steps=320,
@@ -46,6 +47,8 @@ def test_the_summary_says_what_was_reached_and_where_to_read_more() -> None:
         "2 min 05 s, 2 restarts survived",
         "0.100 (first 3 batches) -> 0.900 (last 3)  +0.800",
         "0.250 (first) -> 0.750 (final)  +0.500",
+        "pass@1       0.250 (first) -> 0.750 (final)  +0.500",
+        "pass@4       0.500 (first) -> 1.000 (final)  +0.500",
         "123,456 sampled, 100,000 trained on",
         "312 of 123,768 sampled tokens (0.3 %), 4 of 324 optimizer steps",
         "2,200 succeeded, 40 failed ",
@@ -58,7 +61,9 @@ def test_the_summary_says_what_was_reached_and_where_to_read_more() -> None:
 
 def test_a_stopped_run_says_how_to_resume_and_invents_no_numbers() -> None:
     text = shown(
-        replace(SUMMARY, finished=False, processes=1, rewards=[None], evaluations=[], checkpoints=[], outcomes={})
+        replace(
+            SUMMARY, finished=False, processes=1, rewards=[None], evaluations=[], passes={}, checkpoints=[], outcomes={}
+        )
     )
     assert "the same command resumes it" in text
     for absent in ("survived", "reward", "evaluation", "->"):

@@ -212,6 +212,16 @@ async def test_the_first_failure_warns_with_its_kind_the_end_with_counts_and_no_
     assert b"CANARY-77" in read(path)
 
 
+async def test_each_kind_of_failure_warns_once(path: Path) -> None:
+    kinds = [Outcome.FAILED, Outcome.TIMED_OUT, Outcome.EMPTY, Outcome.INVALID]
+    plan = {(group, member, 0): kinds[group] for group in range(4) for member in range(2)}
+    with structlog.testing.capture_logs() as logged:
+        await collect(PlannedRunner(plan), path, tasks=list("abcd"), concurrency=1)
+    *each, last = [entry for entry in logged if entry["log_level"] == "warning"]
+    assert [entry["error"].partition(" ")[0] for entry in each] == [kind.value for kind in kinds]
+    assert last["event"] == "8 of 8 rollouts did not succeed"
+
+
 async def test_on_failure_stop_ends_with_the_first_error_after_storing_it_and_a_resume_tries_again(path: Path) -> None:
     with pytest.raises(
         StateFailedError, match=r"000003-train-0001-000.*failed \(KeyError at my_agent\.py:8\)"

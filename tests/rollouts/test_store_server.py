@@ -1,6 +1,7 @@
 """Laws of the store's server: nothing without the key, nothing for the dead, and no reward is lost on the way."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from multiprocessing import connection
@@ -9,6 +10,7 @@ from typing import Any
 import agentlightning as agl
 import httpx
 import pytest
+import structlog
 from processes import fork_context
 
 from orchestrator.errors import GatewayError
@@ -17,6 +19,7 @@ from orchestrator.rollouts.capture import Capture
 from orchestrator.rollouts.compat import InMemoryLightningStore, WorkerTracer, emit_reward
 from orchestrator.rollouts.outcomes import Outcome, RolloutKey
 from orchestrator.rollouts.runners.claims import Claims
+from orchestrator.rollouts.runners.placements import telling_the_end
 from orchestrator.rollouts.runners.queued import MAX_LOST_WORKERS, QueuedRunner
 from orchestrator.rollouts.runners.store_client import StoreClient
 from orchestrator.rollouts.runners.store_server import StoreServer
@@ -91,6 +94,28 @@ async def test_a_worker_that_went_away_while_it_waited_is_given_nothing(served: 
     await served.end(await served.take("alive"))
     assert (await playing).outcome is Outcome.EMPTY
     assert "dead" not in [worker.worker_id for worker in await served.store.query_workers()]
+
+
+@pytest.mark.parametrize(("error", "told"), [(None, "the run has finished"), (ValueError(), "the run has stopped")])
+async def test_workers_are_told_how_a_run_ended_and_silence_after_that_is_no_news(
+    error: Exception | None, told: str, served: Served
+) -> None:
+    with structlog.testing.capture_logs() as logged:
+        with contextlib.suppress(ValueError), telling_the_end(served.claims):
+            if error is not None:
+                raise error
+        assert await served.client.dequeue_rollout("idle") is None
+        await served.server.stop()
+        assert await served.client.dequeue_rollout("idle") is None
+    (why,) = [entry["why"] for entry in logged if entry["event"] == "the store has no work"]
+    assert why.startswith(told)
+
+
+async def test_a_run_that_dies_is_told_from_one_that_ends(served: Served) -> None:
+    await served.server.stop()
+    with structlog.testing.capture_logs() as logged:
+        assert await served.client.dequeue_rollout("idle") is None
+    assert [entry["why"].partition(" (")[0] for entry in logged] == ["it does not answer"]
 
 
 async def test_what_a_replaced_worker_says_changes_nothing(served: Served) -> None:

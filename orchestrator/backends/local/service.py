@@ -174,7 +174,8 @@ class LocalServiceClient:
     def _tiny(self) -> Path:
         if not self._kept_tiny.is_dir():
             target = self._options.warm_start
-            warm_start = None if target is None else WarmStart.load(target, self._renderer_name)
+            steps = self._options.warm_start_steps
+            warm_start = None if target is None else WarmStart.load(target, self._renderer_name, steps=steps)
             made = tiny_directory(self._cache, warm_start, num_threads=self._options.num_threads)
             keep_copy(made, self._kept_tiny)
         return self._kept_tiny

@@ -64,6 +64,8 @@ class Claims:
     """A worker that was not heard of for so long is taken for dead."""
     work: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while a rollout waits for a worker."""
+    over: str | None = None
+    """What workers are told once the run has no more work, and why; None: it goes on."""
     _awaited: dict[str, _Awaited] = field(default_factory=dict)
     _waiting: set[str] = field(default_factory=set)
     _open: dict[tuple[str, str], Claim] = field(default_factory=dict)

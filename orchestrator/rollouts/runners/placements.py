@@ -2,8 +2,8 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,20 @@ async def open_runner(
                 target=partial(hold_workers, ray_workers(config)) if on_ray else work,
             )
             await stack.enter_async_context(_kept_alive(pool, claims))
-        yield QueuedRunner(store=store, claims=claims, timeout_seconds=config.rollout_timeout_seconds, spans=spans)
+        runner = QueuedRunner(store=store, claims=claims, timeout_seconds=config.rollout_timeout_seconds, spans=spans)
+        with telling_the_end(claims):
+            yield runner
+
+
+@contextmanager
+def telling_the_end(claims: Claims) -> Iterator[None]:
+    """Workers live longer than a run: those that ask for work at its end are told how it ended."""
+    try:
+        yield
+    except BaseException:
+        claims.over = "the run has stopped; it has work again when it is resumed"
+        raise
+    claims.over = "the run has finished; another one may have work"
 
 
 @asynccontextmanager

@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+import time
+from typing import Any
 
 import aiohttp
 import structlog
@@ -14,6 +16,8 @@ from orchestrator.rollouts.runners.worker import speak_json
 
 log = structlog.get_logger(__name__)
 
+STILL_WAITING_SECONDS = 30.0
+"""How often it is told that nobody answers."""
 EXIT_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 
 
@@ -26,6 +30,15 @@ def run_workers(settings: RunnerSettings) -> int:
     """
     speak_json()
     return asyncio.run(_run(settings))
+
+
+def _waiting(address: str, error: Exception, waited_seconds: float) -> dict[str, Any]:
+    """Why nobody answers there, and what to look at: a wrong host waits as a run does that is not started yet."""
+    advice = (
+        "fine if the run is not started yet; else is store_address its store_host and store_port, and does it listen "
+        "beyond 127.0.0.1 where this is another machine?"
+    )
+    return {"store": address, "why": type(error).__name__, "seconds": round(waited_seconds), "advice": advice}
 
 
 async def _run(settings: RunnerSettings) -> int:
@@ -79,14 +92,16 @@ async def _admitted(settings: RunnerSettings, client: StoreClient) -> None:
     Raises:
         ConfigError: it turns this runner away.
     """
-    waiting = False
+    began = time.monotonic()
+    told_at: float | None = None
     while True:
         try:
             refusal = await client.refusal()
-        except (aiohttp.ClientError, TimeoutError):
-            if not waiting:
-                log.info("waiting for the store", store=settings.store_address)
-            waiting = True
+        except (aiohttp.ClientError, TimeoutError) as error:
+            now = time.monotonic()
+            if told_at is None or now - told_at >= STILL_WAITING_SECONDS:
+                log.info("waiting for the store", **_waiting(settings.store_address, error, now - began))
+                told_at = now
             await asyncio.sleep(RETRY_SECONDS)
             continue
         if refusal is not None:

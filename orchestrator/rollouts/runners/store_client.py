@@ -23,6 +23,7 @@ from orchestrator.rollouts.runners.store_server import (
     DEQUEUE_PATH,
     GONE,
     HEALTH_PATH,
+    OVER,
     REPORT,
     UNAUTHORIZED,
     played,
@@ -43,6 +44,7 @@ class StoreClient(LightningStoreClient):  # type: ignore[misc]  # Agent-lightnin
         self._headers = {"Authorization": f"Bearer {key}", AGENT_HEADER: played(agent, traced=traced)}
         self._polling: asyncio.Task[Any] | None = None
         self._trouble: str | None = None
+        self._over = False
         self._stopped = asyncio.Event()
 
     @property
@@ -115,8 +117,10 @@ class StoreClient(LightningStoreClient):  # type: ignore[misc]  # Agent-lightnin
             ) as reply:
                 trouble = await _refusal(reply)
                 found = [] if trouble else await reply.json()
+                self._over = reply.status == OVER
         except (aiohttp.ClientError, TimeoutError) as error:
-            trouble, found = f"it does not answer ({_kind(error)})", []
+            # Silence after an end that was told is no news; without one, the run or its machine has died.
+            trouble, found = self._trouble if self._over else f"it does not answer ({_kind(error)})", []
         if trouble != self._trouble:
             log.warning("the store has no work", why=trouble) if trouble else log.info("the store answers again")
             self._trouble = trouble
@@ -132,7 +136,7 @@ class StoreClient(LightningStoreClient):  # type: ignore[misc]  # Agent-lightnin
 
 
 async def _refusal(reply: aiohttp.ClientResponse) -> str | None:
-    if reply.status in {UNAUTHORIZED, CONFLICT}:
+    if reply.status in {UNAUTHORIZED, CONFLICT, OVER}:
         return str((await reply.json())["detail"])
     reply.raise_for_status()
     return None

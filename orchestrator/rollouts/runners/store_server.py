@@ -39,7 +39,7 @@ DEQUEUE_PATH = "/v1/agl/queues/rollouts/dequeue"
 HOLD_SECONDS = 10.0
 """How long a request for work is held while there is none."""
 ENDED = ("succeeded", "failed")
-UNAUTHORIZED, NOT_FOUND, CONFLICT = 401, 404, 409
+UNAUTHORIZED, NOT_FOUND, CONFLICT, OVER = 401, 404, 409, 410
 
 
 def played(agent: str, *, traced: bool) -> str:
@@ -244,8 +244,11 @@ class _Gate:
             return
         if scope["path"] == DEQUEUE_PATH:
             body = await _body(receive)
-            if body is None or not await self._work_to_do(receive):
+            if body is None or (self._claims.over is None and not await self._work_to_do(receive)):
                 return  # the worker is gone: nothing must be taken from the queue for it
+            if self._claims.over is not None:
+                await _answer(send, OVER, self._claims.over)
+                return
             receive = _again(body, receive)
         await self._app(scope, receive, send)
 
