@@ -261,7 +261,9 @@ def field_docs() -> list[str]:
 
 def field_choices() -> dict[str, tuple[str, ...]]:
     """The values of each field that has only a few, as they are written on the command line."""
-    hints = get_type_hints(Config) | {f"local.{name}": hint for name, hint in get_type_hints(LocalConfig).items()}
+    hints = get_type_hints(Config)
+    for owner, nested in NESTED.items():
+        hints |= {f"{owner}.{name}": hint for name, hint in get_type_hints(nested).items()}
     literals = {name: get_args(hints[name]) for name in _fields() if get_origin(hints[name]) is Literal}
     return literals | {name: ("true", "false") for name in _fields() if hints[name] is bool}
 
