@@ -8,7 +8,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator.backends.requirements import LOCAL_DIRECTORY
+from orchestrator.backends.places import LOCAL_DIRECTORY
 from orchestrator.backends.usage import USAGE_NAME
 from orchestrator.config import TINY
 from orchestrator.errors import RefusedError

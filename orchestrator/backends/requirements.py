@@ -6,8 +6,6 @@ from pathlib import Path
 from orchestrator.config import TINY, Config
 from orchestrator.errors import ConfigError
 
-LOCAL_DIRECTORY = "local"
-"""Where the embedded backend keeps its checkpoints, under the run directory."""
 CLIPPING = frozenset({"clip_low_threshold", "clip_high_threshold"})
 LOCAL_LOSS_SETTINGS: Mapping[str, frozenset[str]] = {
     "cross_entropy": frozenset(),

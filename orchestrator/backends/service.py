@@ -7,19 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.requirements import LOCAL_DIRECTORY, check_backend
+from orchestrator.backends.places import LOCAL_DIRECTORY
+from orchestrator.backends.requirements import check_backend
 from orchestrator.backends.surface import ServiceClient
 from orchestrator.config import Config
 from orchestrator.disk import DISK, Disk
-
-BASE_DIRECTORY = f"{LOCAL_DIRECTORY}/base"
-"""Where the embedded backend keeps the built-in model that its checkpoints belong to."""
-
-
-def saved_at(path: str, log_path: Path) -> str:
-    """By which another run finds what the run in ``log_path`` saved at ``path``: an embedded one's is a directory."""
-    name = path.removeprefix("local://")
-    return path if name == path else str(log_path / LOCAL_DIRECTORY / name)
 
 
 async def _embedded() -> None:

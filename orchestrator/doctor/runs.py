@@ -9,7 +9,7 @@ import tinker
 from orchestrator.backends.deadline import reply_within
 from orchestrator.backends.local.checkpoints import CheckpointStore
 from orchestrator.backends.local.clients import LocalRestClient
-from orchestrator.backends.requirements import LOCAL_DIRECTORY
+from orchestrator.backends.places import LOCAL_DIRECTORY
 from orchestrator.backends.surface import RestClient
 from orchestrator.config import Config
 from orchestrator.doctor.findings import Finding, fault, ok, warning

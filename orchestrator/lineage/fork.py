@@ -52,7 +52,7 @@ class Fork:
         """
         # The libraries of the backend take seconds to import, which planning a fork should not wait for.
         from orchestrator.backends.local.tiny import keep_copy
-        from orchestrator.backends.service import BASE_DIRECTORY
+        from orchestrator.backends.places import BASE_DIRECTORY
         from orchestrator.training.past import kept_base
 
         base = kept_base(PastRun(Path(self.forked_from.log_path)))

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import tinker
 
 from orchestrator.backends.deadline import reply_within
-from orchestrator.backends.service import make_backend, saved_at
+from orchestrator.backends.places import saved_at
+from orchestrator.backends.service import make_backend
 from orchestrator.backends.surface import Future, ServiceClient, TrainingClient
 from orchestrator.config import Config
 from orchestrator.journal.lock import RunLock

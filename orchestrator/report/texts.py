@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.requirements import LOCAL_DIRECTORY
+from orchestrator.backends.places import LOCAL_DIRECTORY
 from orchestrator.config import TINY
 
 TOKENIZER_NAME = "tokenizer.json"

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.backends.service import saved_at
+from orchestrator.backends.places import saved_at
 from orchestrator.journal.recovery import RunState
 from orchestrator.names import State
 from orchestrator.reporting.spending import Spending

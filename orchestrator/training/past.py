@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.backends.deadline import reply_within
-from orchestrator.backends.service import BASE_DIRECTORY, saved_at
+from orchestrator.backends.places import BASE_DIRECTORY, saved_at
 from orchestrator.backends.surface import ServiceClient, TrainingClient
 from orchestrator.config import TINY
 from orchestrator.errors import ConfigError, RefusedError, UnrecoverableError

@@ -13,7 +13,7 @@ from orchestrator.backends.deadline import reply_within
 from orchestrator.backends.local.checkpoints import CheckpointStore, Metadata
 from orchestrator.backends.local.model import fingerprint
 from orchestrator.backends.local.service import BASE
-from orchestrator.backends.requirements import LOCAL_DIRECTORY
+from orchestrator.backends.places import LOCAL_DIRECTORY
 from orchestrator.backends.surface import RestClient
 from orchestrator.config import TINY
 from orchestrator.errors import BackendError, FaultFoundError

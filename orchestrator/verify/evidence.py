@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.requirements import LOCAL_DIRECTORY
+from orchestrator.backends.places import LOCAL_DIRECTORY
 from orchestrator.config import CONFIG_NAME
 from orchestrator.errors import FaultFoundError
 from orchestrator.journal.log import JOURNAL_NAME, Torn, read_journal, require_journal

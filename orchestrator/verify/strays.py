@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from orchestrator.backends.requirements import LOCAL_DIRECTORY
+from orchestrator.backends.places import LOCAL_DIRECTORY
 from orchestrator.errors import FaultFoundError
 from orchestrator.names import State
 from orchestrator.training.probe import NAME as PROBE_NAME
