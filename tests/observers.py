@@ -12,6 +12,7 @@ from pathlib import Path
 
 from orchestrator.disk import Disk
 from orchestrator.names import CYCLE, State
+from orchestrator.testing.points import write_whole
 
 
 class SignalAt:
@@ -134,7 +135,7 @@ class KillAtNew:
         if point == "append:after:state_entered":
             self._state = self._journaled.value
         if (self._state, point) not in self._tried:
-            self._note.write_text(f"{self._state} {point}")
+            write_whole(self._note, f"{self._state} {point}")
             os.kill(os.getpid(), signal.SIGKILL)
         if point == "append:after:transition":
             self._journaled = CYCLE[(CYCLE.index(self._journaled) + 1) % len(CYCLE)]

@@ -7,6 +7,7 @@ there.
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,8 +49,15 @@ class KillAtNumber:
         """Points are reached on several threads; one of them is the last."""
         self._left -= 1
         if self._left < 0:
-            self._note.write_text(point)
+            write_whole(self._note, point)
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def write_whole(note: Path, text: str) -> None:
+    """Writes ``note`` in one step: a thread that is killed by another one's point leaves no half of its own."""
+    half = note.with_name(f"{note.name}.{threading.get_ident()}")
+    half.write_text(text)
+    half.replace(note)
 
 
 class NotePoints:

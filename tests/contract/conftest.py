@@ -29,7 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "party" in metafunc.fixturenames:
         given = metafunc.config.getoption("--base-url", default=None)
         parties = ["given"] if given else ["embedded", "http", "http-older"]
-        metafunc.parametrize("party", parties, indirect=True, scope="session")
+        metafunc.parametrize("party", parties, indirect=True, scope="module")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.xfail(reason=TOLERATED[item.originalname], strict=False))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def party(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Party]:
     """A backend as a run has it, connected."""
     with pytest.MonkeyPatch.context() as patch:
