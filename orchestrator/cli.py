@@ -1,18 +1,30 @@
-"""The commands and their exit codes; what is slow to import is imported by the command that needs it."""
+"""The command line: which commands there are, their arguments and help, and one exit code for each end."""
 
 import argparse
-import json
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator import __version__
 from orchestrator.command import carry_out
-from orchestrator.doctor.findings import DOCTOR_HELP, exit_code
-from orchestrator.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_REFUSED, EXIT_USAGE, ConfigError
+from orchestrator.commands import (
+    do_chaos,
+    do_completion,
+    do_doctor,
+    do_fork,
+    do_graph,
+    do_init,
+    do_journal,
+    do_recipes,
+    do_report,
+    do_run,
+    do_runner,
+    do_status,
+    do_verify,
+)
+from orchestrator.doctor.findings import DOCTOR_HELP
+from orchestrator.errors import EXIT_USAGE
 from orchestrator.lineage.commands import add_lineage_commands, settings_together
-from orchestrator.process import importing
 
 EXIT_CODES = "exit codes: 0 finished; 1 failed, resumable; 2 usage or configuration error, nothing started; 3 refused \
 (drift, damage, lock); 130 or 143 interrupted, resumable"
@@ -90,7 +102,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.add_argument("settings", nargs="*", metavar="key=value", help="recipe=NAME, config=FILE.toml, or a field below")
-    run.set_defaults(command=_run)
+    run.set_defaults(command=do_run)
 
     init = commands.add_parser(
         "init",
@@ -99,7 +111,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         "empty folder. It trains on the embedded backend as it stands, and its pieces are there to be replaced.",
     )
     init.add_argument("folder", type=Path, metavar="FOLDER")
-    init.set_defaults(command=_init)
+    init.set_defaults(command=do_init)
 
     recipes = commands.add_parser(
         "recipes",
@@ -107,12 +119,12 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         description="Lists the named configurations of orchestrator/recipes; each file there is meant to be read.",
     )
     recipes.add_argument("--json", action="store_true", help="one JSON object a line")
-    recipes.set_defaults(command=_recipes)
+    recipes.set_defaults(command=do_recipes)
 
     status = commands.add_parser("status", help="where a run is, why, and what a resume would do and cost")
     status.add_argument("log_path", type=Path)
     status.add_argument("--json", action="store_true", help="one JSON object")
-    status.set_defaults(command=_status)
+    status.set_defaults(command=do_status)
 
     journal = commands.add_parser("journal", help="the story of a run, from its journal")
     journal.add_argument("log_path", type=Path)
@@ -124,7 +136,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         action="store_true",
         help="cut off a torn last record and make stale views anew, telling each action first and keeping the original",
     )
-    journal.set_defaults(command=_journal)
+    journal.set_defaults(command=do_journal)
 
     chaos = commands.add_parser(
         "chaos",
@@ -136,7 +148,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     chaos.add_argument("settings", nargs="*", metavar="key=value", help="settings below, or of the run command")
-    chaos.set_defaults(command=_chaos)
+    chaos.set_defaults(command=do_chaos)
     verify = commands.add_parser(
         "verify",
         help="journal, side files, views, checkpoints: PASS or the first counter-example",
@@ -145,7 +157,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     )
     verify.add_argument("log_path", type=Path)
     verify.add_argument("--json", action="store_true", help="one JSON object")
-    verify.set_defaults(command=_verify)
+    verify.set_defaults(command=do_verify)
 
     doctor = commands.add_parser(
         "doctor",
@@ -155,7 +167,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     )
     doctor.add_argument("words", nargs="*", metavar="LOG_PATH | key=value", help="a run directory, and fields of a run")
     doctor.add_argument("--json", action="store_true", help="one JSON object")
-    doctor.set_defaults(command=_doctor)
+    doctor.set_defaults(command=do_doctor)
     report = commands.add_parser(
         "report",
         help="one HTML file that tells the run in pictures, or a live page of it",
@@ -169,7 +181,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     report.add_argument("--output", type=Path, metavar="FILE", help="default: LOG_PATH/report.html")
     report.add_argument("--follow", action="store_true", help="serve it on 127.0.0.1, following the run, until Ctrl-C")
     report.add_argument("--port", type=int, metavar="N", help="with --follow; default: any free one")
-    report.set_defaults(command=_report)
+    report.set_defaults(command=do_report)
 
     runner = commands.add_parser(
         "runner",
@@ -180,9 +192,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     runner.add_argument("settings", nargs="*", metavar="key=value", help="settings below")
-    runner.set_defaults(command=_runner)
+    runner.set_defaults(command=do_runner)
 
-    add_lineage_commands(commands, fork=_fork)
+    add_lineage_commands(commands, fork=do_fork)
     completion = commands.add_parser(
         "completion",
         help="a shell's completion of commands, fields, recipes and choices",
@@ -190,10 +202,10 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
-    completion.set_defaults(command=_completion, commands=commands)
+    completion.set_defaults(command=do_completion, commands=commands)
 
     graph = commands.add_parser("graph", help="the machine as a Mermaid diagram")
-    graph.set_defaults(command=_graph)
+    graph.set_defaults(command=do_graph)
     return parser
 
 
@@ -212,165 +224,3 @@ def _fields_help() -> str:
     from orchestrator.config import field_docs  # not needed by the other commands' start
 
     return "\n".join(["fields (nested ones with dots):", *(f"  {line}" for line in field_docs()), "", EXIT_CODES])
-
-
-def _run(options: argparse.Namespace) -> int:
-    # The libraries of the run take seconds to import, which no other command should wait for.
-    from orchestrator.preflight import check_before_start, tell_finished
-    from orchestrator.settings import load_config
-
-    config = load_config(options.settings)
-    if not check_before_start(config):
-        tell_finished(Path(config.log_path))
-        return EXIT_FINISHED
-    print("loading PyTorch, Agent-lightning and LiteLLM (some seconds)", file=sys.stderr)
-    with importing():
-        from orchestrator.run import run_to_end
-
-    return run_to_end(config)
-
-
-def _fork(options: argparse.Namespace) -> int:
-    # As _run: everything that can be refused is refused before the imports.
-    from orchestrator.lineage.fork import plan_fork
-    from orchestrator.preflight import check_before_start
-
-    fork = plan_fork(options.log_path, options.batch, options.settings)
-    check_before_start(fork.config)
-    print("loading PyTorch, Agent-lightning and LiteLLM (some seconds)", file=sys.stderr)
-    with importing():
-        from orchestrator.run import run_to_end
-
-    return run_to_end(fork.config, fork=fork)
-
-
-def _init(options: argparse.Namespace) -> int:
-    from orchestrator.newproject import make_project  # not needed by the other commands' start
-
-    print("\n".join(make_project(options.folder)))
-    return EXIT_FINISHED
-
-
-def _recipes(options: argparse.Namespace) -> int:
-    from orchestrator.listing import recipe_lines, recipe_objects  # start-up time
-
-    print("\n".join(map(json.dumps, recipe_objects()) if options.json else recipe_lines()))
-    return EXIT_FINISHED
-
-
-def _status(options: argparse.Namespace) -> int:
-    from orchestrator.reporting.status import read_status  # start-up time
-
-    status = read_status(options.log_path)
-    print(json.dumps(status.to_json()) if options.json else "\n".join(status.lines()))
-    return EXIT_FINISHED
-
-
-def _verify(options: argparse.Namespace) -> int:
-    from orchestrator.verify import verify  # start-up time: it reads tensors and datums
-
-    verdict = verify(options.log_path)
-    print(json.dumps(verdict.to_json()) if options.json else "\n".join(verdict.lines()))
-    return EXIT_FINISHED if verdict.passed else EXIT_REFUSED
-
-
-def _repair(log_path: Path) -> int:
-    from orchestrator.repair import repair  # start-up time
-
-    if not repair(log_path, tell=print):
-        print("nothing to do: there is nothing that can be repaired, and no fault")
-    return EXIT_FINISHED
-
-
-def _journal(options: argparse.Namespace) -> int:
-    if options.repair:
-        if options.follow or options.json or options.batch is not None:
-            raise ConfigError("--repair tells what it does; leave --follow, --json and --batch out")
-        return _repair(options.log_path)
-    from orchestrator.journal.log import require_journal  # start-up time
-    from orchestrator.journal.records import encode
-    from orchestrator.reporting.story import follow_records, story_line
-
-    records = require_journal(options.log_path).records
-    for record in follow_records(options.log_path) if options.follow else records:
-        if options.batch is None or record.fields.get("batch") == options.batch:
-            print(encode(record).decode().rstrip() if options.json else story_line(record), flush=options.follow)
-    return EXIT_FINISHED
-
-
-def _chaos(options: argparse.Namespace) -> int:
-    # Start-up time: rich and what reads runs; the libraries of the runs are imported by the children's server.
-    from rich.console import Console
-
-    from orchestrator.chaos.campaign import run_campaign
-    from orchestrator.chaos.table import verdict_lines, verdict_table
-    from orchestrator.chaos.wanted import read_wanted
-
-    words = Console(stderr=True, highlight=False, soft_wrap=True)
-    verdict = run_campaign(read_wanted(options.settings), words.print)
-    Console(highlight=False).print(verdict_table(verdict))
-    print("\n".join(verdict_lines(verdict)), flush=True)
-    if verdict.failed is not None:
-        return EXIT_FAILED
-    shutil.rmtree(verdict.folder)
-    return EXIT_FINISHED
-
-
-def _doctor(options: argparse.Namespace) -> int:
-    # Start-up time: the backends' libraries take seconds to import, which wrong usage need not wait for.
-    from orchestrator.doctor.wanted import read_wanted
-
-    config, run = read_wanted(options.words)
-    print("loading PyTorch, Agent-lightning and LiteLLM (some seconds)", file=sys.stderr)
-    with importing():
-        from orchestrator.doctor.examination import examine
-
-    findings = examine(config, run, lambda finding: None if options.json else print(finding.line(), flush=True))
-    if options.json:
-        print(json.dumps({"findings": [finding.to_json() for finding in findings]}))
-    return exit_code(findings)
-
-
-def _report(options: argparse.Namespace) -> int:
-    from orchestrator.report.command import follow_run, write_report  # start-up time
-
-    if options.follow:
-        if options.output is not None:
-            raise ConfigError("--follow serves the report and writes no file; leave --output out, or --follow")
-        follow_run(
-            options.log_path,
-            port=options.port or 0,
-            with_prompts=options.with_prompts,
-            tell=lambda address: print(address, flush=True),
-        )
-    elif options.port is not None:
-        raise ConfigError("--port is for --follow; give both or neither")
-    else:
-        print(write_report(options.log_path, output=options.output, with_prompts=options.with_prompts))
-    return EXIT_FINISHED
-
-
-def _runner(options: argparse.Namespace) -> int:
-    # Start-up time: Agent-lightning takes seconds to import, which a wrong setting need not wait for.
-    from orchestrator.rollouts.runners.settings import read_settings
-
-    settings = read_settings(options.settings)
-    print("loading Agent-lightning (some seconds)", file=sys.stderr)
-    with importing():
-        from orchestrator.rollouts.runners.standalone import run_workers
-
-    return run_workers(settings)
-
-
-def _completion(options: argparse.Namespace) -> int:
-    from orchestrator.completion import completion_script, words_of  # not needed by the other commands' start
-
-    print(completion_script(options.shell, words_of(options.commands)), end="")
-    return EXIT_FINISHED
-
-
-def _graph(_options: argparse.Namespace) -> int:
-    from orchestrator.reporting.diagram import mermaid  # start-up time
-
-    print(mermaid())
-    return EXIT_FINISHED

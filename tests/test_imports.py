@@ -27,6 +27,7 @@ FLOORS = (
     ("orchestrator.admission",),
     ("orchestrator.run",),
     ("orchestrator.chaos", "orchestrator.doctor", "orchestrator.template"),
+    ("orchestrator.commands",),
     ("orchestrator.cli",),
     ("orchestrator.__main__",),
 )
