@@ -38,7 +38,9 @@ def test_a_new_project_passes_its_test_and_trains(tmp_path: Path) -> None:
     )
     assert tested.returncode == 0, tested.stdout + tested.stderr
     settings = command.split()[4:]
-    code, _, told = run_command(project, "run", *settings, "max_batches=2", "group_size=4")
+    code, _, told = run_command(
+        project, "run", *settings, "max_batches=2", "group_size=4", "local.warm_start_steps=120"
+    )
     assert code == 0, told
     rows = [json.loads(line) for line in (project / "runs/first/metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2]
@@ -64,7 +66,7 @@ def test_what_is_there_is_left_alone(there: str | None, tmp_path: Path, capsys: 
 
 def test_a_finished_run_has_nothing_to_do_and_says_so_without_loading_the_libraries(tmp_path: Path) -> None:
     assert main(["init", str(tmp_path / "mine")]) == 0
-    settings = ("config=run.toml", "max_batches=1", "group_size=2")
+    settings = ("config=run.toml", "max_batches=1", "group_size=2", "local.warm_start_steps=1")
     assert run_command(tmp_path / "mine", "run", *settings)[0] == 0
     program = (
         "import sys, orchestrator.cli\n"

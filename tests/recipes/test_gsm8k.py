@@ -48,8 +48,9 @@ def test_it_trains_on_a_file_of_that_form(tmp_path: Path) -> None:
         "            for _ in range(4) for digit in range(2, 10)]\n"
     )
     settings = "train_file=train.jsonl val_fraction=0.25 backend=local model_name=tiny lora_rank=0 batch_size=3"
-    small = "local.warm_start=digits:demonstrations max_batches=2 max_tokens=12 learning_rate=1e-3 log_path=run"
-    code, _, told = run_command(tmp_path, "run", "recipe=gsm8k", *settings.split(), *small.split())
+    warm = "local.warm_start=digits:demonstrations local.warm_start_steps=80"
+    small = "max_batches=2 max_tokens=12 learning_rate=1e-3 log_path=run"
+    code, _, told = run_command(tmp_path, "run", "recipe=gsm8k", *settings.split(), *warm.split(), *small.split())
     assert code == 0, told
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2]

@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.recipes import twenty_questions
-from orchestrator.recipes.twenty_questions import INSTRUCTION, MOVES, answer, entities, search, test, train
+from orchestrator.recipes.twenty_questions import INSTRUCTION, MOVES, answer, entities, search, train
 from orchestrator.rollouts.agents import load_agent
 from orchestrator.testing.scripted import scripted_llm
 
@@ -63,10 +63,10 @@ def test_the_scripted_helpers_know_the_facts() -> None:
 
 
 def test_the_splits_share_no_entity_and_every_entity_can_be_told_from_the_others() -> None:
-    assert {each["entity"] for each in train()} | {each["entity"] for each in test()} == {
+    assert {each["entity"] for each in train()} | {each["entity"] for each in twenty_questions.test()} == {
         each["entity"] for each in entities()
     }
-    assert not {each["entity"] for each in train()} & {each["entity"] for each in test()}
+    assert not {each["entity"] for each in train()} & {each["entity"] for each in twenty_questions.test()}
     facts = [tuple(value for key, value in each.items() if key not in {"entity", "split"}) for each in entities()]
     assert len(set(facts)) == len(facts)
     questions = 1 + len(DOG.keys() - twenty_questions.ABOUT)
