@@ -100,7 +100,7 @@ def telling_the_end(claims: Claims) -> Iterator[None]:
     """Workers live longer than a run: those that ask for work at its end are told how it ended."""
     try:
         yield
-    except BaseException:
+    except BaseException:  # a kill by a signal among them: it is told, and goes on
         claims.over = "the run has stopped; it has work again when it is resumed"
         raise
     claims.over = "the run has finished; another one may have work"
